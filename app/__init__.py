@@ -1,0 +1,1 @@
+"""The service: a query goes in, an answer comes out."""

@@ -1,0 +1,1 @@
+"""Image matching with one calibrated threshold: bundles, embedding, calibration, galleries."""

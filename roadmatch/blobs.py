@@ -1,0 +1,144 @@
+"""Bytes of pictures under random keys: a folder, later a bucket."""
+
+import errno
+import os
+import re
+import secrets
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Protocol
+
+from roadmatch.errors import BlobMissing, StorageFull, StoreUnavailable
+
+_KEY = re.compile(r"[0-9a-f]{32}")
+_TEMPORARY = re.compile(r"[0-9a-f]{32}\.part")
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+class Blobs(Protocol):
+    """Where pictures are kept. A key names the same bytes for ever and is never given twice."""
+
+    def put(self, data: bytes) -> str:
+        """Keep the bytes, durably -> their key; raises StorageFull, StoreUnavailable and then keeps nothing."""
+
+    def read(self, key: str) -> bytes:
+        """The bytes of a key; raises BlobMissing, StoreUnavailable."""
+
+    def delete(self, key: str) -> None:
+        """Delete the bytes of a key, if they are there; raises StoreUnavailable."""
+
+    def keys_older_than(self, seconds: float) -> Iterator[str]:
+        """Keys that were put at least so long ago."""
+
+    def delete_temporaries(self, seconds: float) -> int:
+        """Delete what writes left unfinished at least so long ago -> how many."""
+
+
+class FolderBlobs:
+    """Blobs as files of a folder, two levels of folders deep, readable by their owner only."""
+
+    def __init__(self, folder: Path) -> None:
+        """folder: made if it is not there; raises StoreUnavailable."""
+        self._folder = folder
+        with _failures():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def put(self, data: bytes) -> str:
+        """Keep the bytes, durably -> their key, 128 random bits in hex; raises StorageFull, StoreUnavailable."""
+        key = secrets.token_hex(16)
+        path = self._path(key)
+        temporary = path.with_suffix(".part")
+        with _failures():
+            self._make_folders(path.parent)
+            try:
+                _write(temporary, data)
+                temporary.replace(path)
+                _fsync_folder(path.parent)
+            except BaseException:
+                with suppress(OSError):
+                    temporary.unlink(missing_ok=True)
+                    path.unlink(missing_ok=True)
+                raise
+        return key
+
+    def read(self, key: str) -> bytes:
+        """The bytes of a key; raises BlobMissing, StoreUnavailable."""
+        with _failures():
+            try:
+                return self._path(key).read_bytes()
+            except FileNotFoundError as error:
+                raise BlobMissing(f"the kept picture {key} is not in its folder") from error
+
+    def delete(self, key: str) -> None:
+        """Delete the bytes of a key, if they are there; raises StoreUnavailable."""
+        with _failures():
+            self._path(key).unlink(missing_ok=True)
+
+    def keys_older_than(self, seconds: float) -> Iterator[str]:
+        """Keys that were put at least so long ago, in no particular order."""
+        return (path.name for path in self._files_older_than(seconds) if _KEY.fullmatch(path.name))
+
+    def delete_temporaries(self, seconds: float) -> int:
+        """Delete what writes left unfinished at least so long ago -> how many."""
+        count = 0
+        for path in self._files_older_than(seconds):
+            if _TEMPORARY.fullmatch(path.name):
+                with _failures():
+                    path.unlink(missing_ok=True)
+                count += 1
+        return count
+
+    def _path(self, key: str) -> Path:
+        if not _KEY.fullmatch(key):  # whatever comes from outside cannot leave the folder
+            raise ValueError(f"not a key of a blob: {key!r}")
+        return self._folder / key[:2] / key[2:4] / key
+
+    def _make_folders(self, folder: Path) -> None:
+        """folder: of the second level; a new one outlasts a power cut only once its parent is synced."""
+        for level in (folder.parent, folder):
+            try:
+                level.mkdir(mode=0o700)
+            except FileExistsError:
+                continue
+            _fsync_folder(level.parent)
+
+    def _files_older_than(self, seconds: float) -> Iterator[Path]:
+        youngest = time.time() - seconds
+        with _failures():
+            for folder in self._folder.glob("[0-9a-f][0-9a-f]/[0-9a-f][0-9a-f]"):
+                for path in folder.iterdir():
+                    with suppress(FileNotFoundError):  # renamed or deleted meanwhile
+                        if path.stat().st_mtime <= youngest:
+                            yield path
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Failures of the disk as errors of ours, without paths."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull("no room left for pictures: free some and try again") from error
+        raise StoreUnavailable(f"the folder of the pictures cannot be used: {error.strerror}") from error
+
+
+def _write(path: Path, data: bytes) -> None:
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    try:
+        left = memoryview(data)
+        while left:
+            left = left[os.write(descriptor, left) :]
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _fsync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

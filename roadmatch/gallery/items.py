@@ -1,0 +1,360 @@
+"""Items and their images: the writing side of a gallery.
+
+A write puts its pictures on disk first and then does one transaction: lock the gallery, look at the item, change item,
+images, embeddings, log and counts, commit. What is no longer named is deleted after the commit. A kill at any moment
+leaves either the old item or the new one, and at most some pictures that no row names, for the sweep.
+"""
+
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from enum import Enum, StrEnum
+from typing import Any
+
+from sqlalchemy import Connection, Row
+
+from roadmatch.blobs import Blobs
+from roadmatch.errors import (
+    BlobMissing,
+    GalleryChanged,
+    GalleryNotFound,
+    ImageNotFound,
+    ItemNotFound,
+    LastImage,
+    PictureNotKept,
+    StoreUnavailable,
+    TooManyImages,
+    VersionMismatch,
+)
+from roadmatch.gallery import item_rows
+from roadmatch.gallery.galleries import Gallery, Keep
+from roadmatch.gallery.item_rows import Item, Metadata, NewImage, Plan, StoredImage, new_id
+from roadmatch.store import log
+from roadmatch.store.database import Database
+
+__all__ = [
+    "LONGEST_LABEL",
+    "MOST_IMAGES",
+    "Absent",
+    "GalleryStore",
+    "Item",
+    "Metadata",
+    "NewImage",
+    "Outcome",
+    "Put",
+    "StoredImage",
+    "add_images",
+    "delete",
+    "delete_image",
+    "get",
+    "list_",
+    "new_id",
+    "put",
+    "read_picture",
+]
+
+MOST_IMAGES = 100
+"""An item holds at most so many images."""
+LONGEST_LABEL = 256
+"""In characters."""
+
+_ITEM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # PostgreSQL takes no NUL in a text, and UTF-8 no lone surrogate
+
+
+class Absent(Enum):
+    """What a caller expects of an item that must not be there yet."""
+
+    ABSENT = "absent"
+
+
+class Outcome(StrEnum):
+    """What a write did to the item."""
+
+    CREATED = "created"
+    REPLACED = "replaced"
+    UNCHANGED = "unchanged"
+
+
+@dataclass(frozen=True)
+class GalleryStore:
+    """What writes to galleries need. trace is told of the moments "blob_written", "before_commit", "after_commit"."""
+
+    database: Database
+    blobs: Blobs
+    trace: Callable[[str], None] = lambda _moment: None
+
+
+@dataclass(frozen=True)
+class Put:
+    """What a write left behind and did."""
+
+    item: Item
+    outcome: Outcome
+
+
+def put(
+    store: GalleryStore,
+    gallery: Gallery,
+    item_id: str,
+    *,
+    label: str | None,
+    metadata: Metadata,
+    images: Sequence[NewImage],
+    expect_version: int | Absent | None = None,
+) -> Put:
+    """Make the item be this: the images replace those it has, but one that is uploaded again keeps its id.
+
+    An item that is this already is left as it is, so a repeated upload costs one look. expect_version: the version that
+    the item must have, ABSENT for none, None for any. Raises GalleryNotFound, GalleryChanged, VersionMismatch,
+    TooManyImages, StorageFull, StoreUnavailable; ValueError for a bad id, label or metadata, or for no image.
+    """
+    _check_id(item_id)
+    _check_content(label, metadata)
+    wanted = _distinct(item_id, images)
+    hashes = {image.sha256 for image in wanted}
+
+    def plan(item: Item | None) -> Plan:
+        _check_expected(item_id, item, expect_version)
+        kept = tuple(image for image in item.images if image.sha256 in hashes) if item else ()
+        return Plan(label, metadata, kept, wanted)
+
+    return _write(store, gallery, item_id, plan)
+
+
+def add_images(
+    store: GalleryStore,
+    gallery: Gallery,
+    item_id: str,
+    images: Sequence[NewImage],
+    *,
+    expect_version: int | None = None,
+) -> Put:
+    """Give the item more images; one that it has already is not doubled. Raises what put does, and ItemNotFound."""
+    more = _distinct(item_id, images)
+
+    def plan(item: Item | None) -> Plan:
+        found = _expected(gallery, item_id, item, expect_version)
+        _check_count(item_id, len({image.sha256 for image in found.images} | {image.sha256 for image in more}))
+        return Plan(found.label, found.metadata, found.images, more)
+
+    return _write(store, gallery, item_id, plan)
+
+
+def delete_image(
+    store: GalleryStore, gallery: Gallery, item_id: str, image_id: str, *, expect_version: int | None = None
+) -> Item:
+    """Delete one image of an item -> the item; the bytes go as `delete` says.
+
+    Raises ItemNotFound, ImageNotFound, LastImage, VersionMismatch, GalleryNotFound, StoreUnavailable.
+    """
+
+    def plan(item: Item | None) -> Plan:
+        found = _expected(gallery, item_id, item, expect_version)
+        kept = tuple(image for image in found.images if image.id != image_id)
+        if len(kept) == len(found.images):
+            raise ImageNotFound(f"item {item_id} has no image {image_id}")
+        if not kept:
+            raise LastImage(f"{image_id} is the only image of item {item_id}: delete the item")
+        return Plan(found.label, found.metadata, kept, ())
+
+    return _write(store, gallery, item_id, plan).item
+
+
+def delete(store: GalleryStore, gallery: Gallery, item_id: str, *, expect_version: int | None = None) -> None:
+    """Delete an item with its images, embeddings, pictures and metadata; only ids of ours stay, in the log.
+
+    On SQLite the deleted bytes are overwritten when this returns, unless a reader holds an old snapshot: then at the
+    next checkpoint. PostgreSQL overwrites them after its next vacuum.
+    Raises ItemNotFound, VersionMismatch, GalleryNotFound, GalleryChanged, StoreUnavailable.
+    """
+    with store.database.write() as connection:
+        row = _locked(connection, gallery)
+        item = _expected(gallery, item_id, item_rows.load(connection, gallery.id, item_id), expect_version)
+        item_rows.delete_item(connection, row, item)
+        store.trace("before_commit")
+    store.trace("after_commit")
+    _erase(store, item.images)
+
+
+def get(store: GalleryStore, gallery: Gallery, item_id: str) -> Item:
+    """The item of an id; raises ItemNotFound, StoreUnavailable."""
+    with store.database.read() as connection:
+        return _found(gallery, item_id, item_rows.load(connection, gallery.id, item_id))
+
+
+def list_(store: GalleryStore, gallery: Gallery, *, after: str | None = None, limit: int = 100) -> list[Item]:
+    """Items in the order of their ids, those after an id, at most `limit`."""
+    with store.database.read() as connection:
+        return item_rows.load_page(connection, gallery.id, after, limit)
+
+
+def read_picture(store: GalleryStore, gallery: Gallery, image_id: str) -> tuple[bytes, StoredImage]:
+    """The bytes of an image as uploaded; raises ImageNotFound, PictureNotKept, BlobMissing, StoreUnavailable."""
+    image = _image(store, gallery, image_id)
+    if image.blob is None:
+        raise PictureNotKept(f"gallery {gallery.name} keeps no picture of image {image_id}")
+    try:
+        return store.blobs.read(image.blob), image
+    except BlobMissing:
+        _image(store, gallery, image_id)  # deleted meanwhile: then it is not found, and nothing is amiss
+        raise
+
+
+@dataclass
+class _Pictures:
+    """The pictures that a write has put on disk, by sha256, and of those the ones that its rows name."""
+
+    store: GalleryStore
+    keys: dict[str, str] = field(default_factory=dict)
+    named: set[str] = field(default_factory=set)
+    committing: bool = False
+
+    def put(self, image: NewImage) -> None:
+        """Put the picture on disk unless it is there."""
+        if image.sha256 not in self.keys:
+            self.keys[image.sha256] = self.store.blobs.put(image.data)
+            self.store.trace("blob_written")
+
+    def name(self, image: NewImage) -> str:
+        """The key for the row of an image."""
+        self.put(image)  # only if the item has changed since the first look
+        self.named.add(image.sha256)
+        return self.keys[image.sha256]
+
+
+@contextmanager
+def _pictures(store: GalleryStore) -> Iterator[_Pictures]:
+    """The pictures of a write; those that no row names in the end are deleted.
+
+    A commit that fails may have happened all the same (a connection that broke before its answer), so from then on the
+    named ones are left to the sweep, which asks the rows.
+    """
+    pictures = _Pictures(store)
+    try:
+        yield pictures
+    finally:
+        named = pictures.named if pictures.committing else set()
+        _delete_blobs(store, [key for sha256, key in pictures.keys.items() if sha256 not in named])
+
+
+def _write(store: GalleryStore, gallery: Gallery, item_id: str, plan: Callable[[Item | None], Plan]) -> Put:
+    """Make the item be what the plan makes of it, in the order that the module's first lines tell."""
+    with store.database.read() as connection:
+        seen = item_rows.load(connection, gallery.id, item_id)
+    planned = plan(seen)
+    if seen is not None and not planned.changes(seen, gallery.keep):
+        return Put(seen, Outcome.UNCHANGED)
+    with _pictures(store) as pictures:
+        if gallery.keep is Keep.ORIGINAL:
+            for image in (*planned.added, *(new for _, new in planned.regained(gallery.keep))):
+                pictures.put(image)
+        with store.database.write() as connection:
+            row = _locked(connection, gallery)
+            before = item_rows.load(connection, gallery.id, item_id)
+            planned = plan(before)
+            if before is not None and not planned.changes(before, Keep(row.keep)):
+                return Put(before, Outcome.UNCHANGED)
+            name = pictures.name if row.keep == Keep.ORIGINAL else _keep_none
+            gone = item_rows.apply(connection, row, item_id, before, planned, name)
+            after = _found(gallery, item_id, item_rows.load(connection, gallery.id, item_id))
+            store.trace("before_commit")
+            pictures.committing = True
+        store.trace("after_commit")
+    if before is None:
+        return Put(after, Outcome.CREATED)
+    if gone or (before.label, before.metadata) != (after.label, after.metadata):
+        _erase(store, gone)
+    return Put(after, Outcome.REPLACED)
+
+
+def _keep_none(_: NewImage) -> None:
+    return None
+
+
+def _locked(connection: Connection, gallery: Gallery) -> Row[Any]:
+    """The gallery's row, locked until the end of the transaction; raises GalleryNotFound, GalleryChanged."""
+    try:
+        row = log.lock(connection, gallery.id)
+    except GalleryNotFound as error:
+        raise GalleryNotFound(f"there is no gallery {gallery.name}") from error
+    if row.bundle != gallery.bundle:
+        raise GalleryChanged(f"gallery {gallery.name} has changed to bundle {row.bundle}: embed the pictures anew")
+    return row
+
+
+def _erase(store: GalleryStore, gone: Sequence[StoredImage]) -> None:
+    """After the commit: deleted bytes leave the database's files, and their pictures the disk."""
+    store.database.checkpoint()
+    _delete_blobs(store, [image.blob for image in gone if image.blob is not None])
+
+
+def _delete_blobs(store: GalleryStore, keys: Iterable[str]) -> None:
+    for key in keys:
+        with suppress(StoreUnavailable):  # left to the sweep
+            store.blobs.delete(key)
+
+
+def _image(store: GalleryStore, gallery: Gallery, image_id: str) -> StoredImage:
+    with store.database.read() as connection:
+        image = item_rows.load_image(connection, gallery.id, image_id)
+    if image is None:
+        raise ImageNotFound(f"gallery {gallery.name} has no image {image_id}")
+    return image
+
+
+def _found(gallery: Gallery, item_id: str, item: Item | None) -> Item:
+    if item is None:
+        raise ItemNotFound(f"gallery {gallery.name} has no item {item_id}")
+    return item
+
+
+def _expected(gallery: Gallery, item_id: str, item: Item | None, expect_version: int | None) -> Item:
+    found = _found(gallery, item_id, item)
+    _check_expected(item_id, found, expect_version)
+    return found
+
+
+def _check_expected(item_id: str, item: Item | None, expect_version: int | Absent | None) -> None:
+    if expect_version is None:
+        return
+    if expect_version is Absent.ABSENT:
+        if item is not None:
+            raise VersionMismatch(f"item {item_id} is there already, with version {item.version}")
+    elif item is None:
+        raise VersionMismatch(f"item {item_id} is not there, so it has no version {expect_version}")
+    elif item.version != expect_version:
+        raise VersionMismatch(f"item {item_id} has version {item.version}, not {expect_version}")
+
+
+def _check_id(item_id: str) -> None:
+    if not _ITEM_ID.fullmatch(item_id):
+        raise ValueError(f"an item's id is 1 to 128 of A-Z a-z 0-9 . _ -, the first a letter or digit: {item_id!r}")
+
+
+def _check_content(label: str | None, metadata: Metadata) -> None:
+    if label is not None and (len(label) > LONGEST_LABEL or _UNSTORABLE.search(label)):
+        raise ValueError(f"a label is a text of at most {LONGEST_LABEL} characters without NUL: {label[:40]!r}")
+    for name, value in metadata.items():
+        if not isinstance(value, str | int | float | bool | None) or (
+            isinstance(value, float) and not math.isfinite(value)
+        ):
+            raise ValueError(f"a value of metadata is a text, a finite number, true, false or null: {name!r}")
+        if _UNSTORABLE.search(name) or (isinstance(value, str) and _UNSTORABLE.search(value)):
+            raise ValueError(f"metadata holds no NUL and no lone surrogate: {name!r}")
+
+
+def _check_count(item_id: str, count: int) -> None:
+    if count > MOST_IMAGES:
+        raise TooManyImages(f"an item holds at most {MOST_IMAGES} images, {item_id} would have {count}")
+
+
+def _distinct(item_id: str, images: Sequence[NewImage]) -> list[NewImage]:
+    """The images without repeated pictures, each as it came first; raises TooManyImages, ValueError for none."""
+    if not images:
+        raise ValueError(f"an item's write brings 1 to {MOST_IMAGES} images: {item_id} gets none")
+    distinct = list({image.sha256: image for image in reversed(images)}.values())[::-1]
+    _check_count(item_id, len(distinct))
+    return distinct

@@ -1,0 +1,1 @@
+"""Where candidates come from: rows that may be the best ones for a query."""

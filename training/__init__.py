@@ -1,0 +1,1 @@
+"""Offline: labelled images go in, a model bundle comes out."""

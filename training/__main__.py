@@ -1,0 +1,7 @@
+"""`python -m training`: the same as `roadmatch-train`."""
+
+import sys
+
+from training.cli import main
+
+sys.exit(main())
