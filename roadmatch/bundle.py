@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
 import numpy as np
 import safetensors.numpy
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError, model_validator
 from safetensors import SafetensorError
 
 from roadmatch.errors import BundleCorrupt, BundleUnsupported
@@ -39,18 +39,6 @@ _UNIT_TOLERANCE = 1e-4
 _BLOCK = 1 << 20
 
 
-def _only_fields_of(kind: type) -> BeforeValidator:
-    """Pydantic lets a plain dataclass drop keys that it does not know; a manifest has none of those."""
-
-    def check(value: Any) -> Any:
-        names = {field.name for field in fields(kind)}
-        if isinstance(value, dict) and set(value) != names:
-            raise ValueError(f"needs exactly the fields {', '.join(sorted(names))}")
-        return value
-
-    return BeforeValidator(check)
-
-
 Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 Three = tuple[float, float, float]
 
@@ -64,12 +52,12 @@ class Manifest(BaseModel):
     name: Annotated[str, Field(pattern=rf"\A{NAME}\z")]
     architecture: Annotated[str, Field(pattern=r"\A[A-Za-z0-9_]{1,128}\z")]
     """A name of timm's own list."""
-    preprocessing: Annotated[Preprocessing, _only_fields_of(Preprocessing)]
+    preprocessing: Preprocessing
     mean: Three
     std: Three
     """mean and std are those of RGB values in [0, 1]; the embedder has them inside."""
     dimension: Annotated[int, Field(ge=1, le=65_536)]
-    score: Annotated[ScoreRule, _only_fields_of(ScoreRule)]
+    score: ScoreRule
     licence: Annotated[str, Field(min_length=1)]
     """Of the weights."""
     provenance: dict[str, JsonValue]

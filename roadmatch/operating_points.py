@@ -77,7 +77,9 @@ class OperatingPoint(_Record):
         step = (max(gallery_size, 1) - 1).bit_length()
         if step >= len(self.thresholds):
             largest = 2 ** (len(self.thresholds) - 1)
-            raise UnsupportedRule(f"{self.rule} can be shown in galleries of up to {largest} items: choose another rule")
+            raise UnsupportedRule(
+                f"{self.rule} can be shown in galleries of up to {largest} items: choose another rule"
+            )
         return AppliedThreshold(
             value=self.thresholds[step], gallery_size=2**step, extrapolated=2**step > self.shown_up_to
         )
@@ -142,10 +144,12 @@ def promise(points: OperatingPoints, point: OperatingPoint, gallery_size: int, s
     here = f"Here, with {gallery_size} items, about {_percent(expected)} is expected"
     if applied.extrapolated:
         here += f" (extrapolated: the evidence reaches to {point.shown_up_to} items)"
-    here += (
-        f"; the gallery's own images suggest at most {_percent(self_check)}." if self_check is not None else "."
+    here += f"; the gallery's own images suggest at most {_percent(self_check)}." if self_check is not None else "."
+    bounds = (
+        f" (95 %: {_percent(rate.low)} to {_percent(rate.high)})"
+        if rate.low is not None and rate.high is not None
+        else ""
     )
-    bounds = f" (95 %: {_percent(rate.low)} to {_percent(rate.high)})" if rate.low is not None and rate.high is not None else ""
     return (
         f"On {evidence.what}, {evidence.pictures} pictures not used for fitting, {_percent(rate.value)}{bounds} of searches "
         f"without a match in a gallery of {evidence.gallery_size} were answered `match`, and {_percent(evidence.recall.value)} "

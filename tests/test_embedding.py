@@ -184,8 +184,22 @@ def test_the_background_level_is_the_mean_of_the_k_highest_similarities(rows: in
     background[rows // 2 :] = background[: rows - rows // 2] + 1e-4  # near ties, where a rough choice would go wrong
     background /= np.linalg.norm(background, axis=1, keepdims=True)
     for vector in background[:5]:
-        exact = np.sort(similarity(vector, background))[-k:]
-        assert background_level(vector, background, k) == np.round(exact.mean(), 6)
+        assert background_level(vector, background, k) == _sorted_level(vector, background, k)
+
+
+def _sorted_level(vector: Vector, background: Vector, k: int) -> float:
+    return float(np.round(np.sort(similarity(vector, background))[-k:].mean(), 6))
+
+
+def test_the_background_level_is_exact_where_float32_cannot_tell_which_is_highest() -> None:
+    random = np.random.default_rng(0)
+    centre = random.standard_normal((1, 1280))
+    background = centre + 1e-6 * random.standard_normal((300, 1280))
+    background = (background / np.linalg.norm(background, axis=1, keepdims=True)).astype(np.float32)
+    vectors = centre + random.standard_normal((200, 1280))
+    vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+    for vector in vectors:
+        assert background_level(vector, background, 1) == _sorted_level(vector, background, 1)
 
 
 def test_a_bundle_without_background_has_level_zero(bundle: Bundle, tmp_path: Path) -> None:

@@ -299,7 +299,7 @@ def test_a_second_gap_is_told_and_the_next_call_starts_over(
     assert contents(replica.current()) == stored(store.database, gallery)
 
 
-def test_two_processes_find_in_the_next_search_what_the_other_was_told_is_in(
+def test_two_replicas_of_one_database_find_in_the_next_search_what_was_committed_by_the_other_side(
     store: GalleryStore, gallery: Gallery, make_image: Make, database_url: str
 ) -> None:
     other_database = open_database(database_url)

@@ -67,9 +67,12 @@ def test_no_row_that_is_not_a_candidate_is_above_the_ceiling(
     query = folded_query(rng, folded_rows(rng, 1, width, "normal") if count == 0 else vectors)
     found = candidates(vectors, sketches, query, k)
     assert len(set(found.rows.tolist())) == len(found.rows) == min(k, count)
+    exact = exact_products(vectors, query)
     others = np.setdiff1d(np.arange(count), found.rows)
     assert (found.ceiling == -np.inf) == (len(others) == 0)
-    assert (exact_products(vectors, query)[others] <= found.ceiling).all()
+    assert (exact[others] <= found.ceiling).all()
+    assert (exact[found.rows] <= found.highest).all()
+    assert (np.diff(found.highest) <= 0).all()
 
 
 def test_the_candidates_of_a_large_gallery_are_few_and_hold_the_best() -> None:

@@ -15,12 +15,7 @@ DEFAULT_RULE = false_match_rate(0.01)
 RULES = (DEFAULT_RULE, false_match_rate(0.05), precision(0.95, match_share=0.5), max_f1(match_share=0.5))
 SCORES = (
     ScoreRule(),
-    *(
-        ScoreRule(beta, gamma, k)
-        for k in (1, 5, 30)
-        for beta in (0.3, 0.5, 0.7)
-        for gamma in (0.0, beta)
-    ),
+    *(ScoreRule(beta, gamma, k) for k in (1, 5, 30) for beta in (0.3, 0.5, 0.7) for gamma in (0.0, beta)),
 )
 _EVEN = 0.5
 """The match share at which precision is stated for rules that name none."""
@@ -139,7 +134,9 @@ def _point(
         thresholds=rule.thresholds(fit),
         shown_up_to=rule.shown_up_to(fit),
         evidence=_evidence(rule, fit, how, searches, judged),
-        shifted=_without_bounds(_evidence(rule, fit, how, shifted, judged_shifted)) if shifted and judged_shifted else None,
+        shifted=_without_bounds(_evidence(rule, fit, how, shifted, judged_shifted))
+        if shifted and judged_shifted
+        else None,
     )
 
 
@@ -148,9 +145,7 @@ def _evidence(rule: Rule, fit: Fit, how: Calibration, searches: Searches, judged
     gallery_size = max(len(group.searches) for group in judged.groups)
     shipped = fit.found_at(threshold_for(rule, fit, gallery_size))
     threshold_variance = float(np.mean([(fit.found_at(threshold) - shipped) ** 2 for threshold in judged.thresholds]))
-    reached = rates(
-        judged.groups, share, np.random.default_rng([how.seed, 3]), how.resamples, threshold_variance
-    )
+    reached = rates(judged.groups, share, np.random.default_rng([how.seed, 3]), how.resamples, threshold_variance)
     return Evidence(
         what=searches.what,
         pictures=len(searches.units),

@@ -117,6 +117,14 @@ def load_page(connection: Connection, gallery_id: int, after: str | None, limit:
     return _items(connection.execute(_with_images(page)).all())
 
 
+def load_labels(connection: Connection, gallery_id: int) -> dict[str, str | None]:
+    """The labels of a gallery's items, by item id; items without one are left out."""
+    rows = connection.execute(
+        select(items.c.id, items.c.label).where(items.c.gallery_id == gallery_id, items.c.label.is_not(None))
+    )
+    return {row.id: row.label for row in rows}
+
+
 def load_image(connection: Connection, gallery_id: int, image_id: str) -> StoredImage | None:
     """The image of an id."""
     row = connection.execute(_one_image, {"gallery": gallery_id, "image": image_id}).one_or_none()

@@ -7,9 +7,8 @@ leaves either the old item or the new one, and at most some pictures that no row
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
 
@@ -24,13 +23,13 @@ from roadmatch.errors import (
     ItemNotFound,
     LastImage,
     PictureNotKept,
-    StoreUnavailable,
     TooManyImages,
     VersionMismatch,
 )
 from roadmatch.gallery import item_rows
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.item_rows import Item, Metadata, NewImage, Plan, StoredImage, new_id
+from roadmatch.gallery.pictures import delete_pictures, pictures_of_write
 from roadmatch.store import log
 from roadmatch.store.database import Database
 
@@ -49,6 +48,7 @@ __all__ = [
     "delete",
     "delete_image",
     "get",
+    "labels",
     "list_",
     "new_id",
     "put",
@@ -191,6 +191,12 @@ def list_(store: GalleryStore, gallery: Gallery, *, after: str | None = None, li
         return item_rows.load_page(connection, gallery.id, after, limit)
 
 
+def labels(store: GalleryStore, gallery: Gallery) -> dict[str, str | None]:
+    """The label of every item that has one, by item id; raises StoreUnavailable."""
+    with store.database.read() as connection:
+        return item_rows.load_labels(connection, gallery.id)
+
+
 def read_picture(store: GalleryStore, gallery: Gallery, image_id: str) -> tuple[bytes, StoredImage]:
     """The bytes of an image as uploaded; raises ImageNotFound, PictureNotKept, BlobMissing, StoreUnavailable."""
     image = _image(store, gallery, image_id)
@@ -203,43 +209,6 @@ def read_picture(store: GalleryStore, gallery: Gallery, image_id: str) -> tuple[
         raise
 
 
-@dataclass
-class _Pictures:
-    """The pictures that a write has put on disk, by sha256, and of those the ones that its rows name."""
-
-    store: GalleryStore
-    keys: dict[str, str] = field(default_factory=dict)
-    named: set[str] = field(default_factory=set)
-    committing: bool = False
-
-    def put(self, image: NewImage) -> None:
-        """Put the picture on disk unless it is there."""
-        if image.sha256 not in self.keys:
-            self.keys[image.sha256] = self.store.blobs.put(image.data)
-            self.store.trace("blob_written")
-
-    def name(self, image: NewImage) -> str:
-        """The key for the row of an image."""
-        self.put(image)  # only if the item has changed since the first look
-        self.named.add(image.sha256)
-        return self.keys[image.sha256]
-
-
-@contextmanager
-def _pictures(store: GalleryStore) -> Iterator[_Pictures]:
-    """The pictures of a write; those that no row names in the end are deleted.
-
-    A commit that fails may have happened all the same (a connection that broke before its answer), so from then on the
-    named ones are left to the sweep, which asks the rows.
-    """
-    pictures = _Pictures(store)
-    try:
-        yield pictures
-    finally:
-        named = pictures.named if pictures.committing else set()
-        _delete_blobs(store, [key for sha256, key in pictures.keys.items() if sha256 not in named])
-
-
 def _write(store: GalleryStore, gallery: Gallery, item_id: str, plan: Callable[[Item | None], Plan]) -> Put:
     """Make the item be what the plan makes of it, in the order that the module's first lines tell."""
     with store.database.read() as connection:
@@ -247,7 +216,7 @@ def _write(store: GalleryStore, gallery: Gallery, item_id: str, plan: Callable[[
     planned = plan(seen)
     if seen is not None and not planned.changes(seen, gallery.keep):
         return Put(seen, Outcome.UNCHANGED)
-    with _pictures(store) as pictures:
+    with pictures_of_write(store.blobs, store.trace) as pictures:
         if gallery.keep is Keep.ORIGINAL:
             for image in (*planned.added, *(new for _, new in planned.regained(gallery.keep))):
                 pictures.put(image)
@@ -288,13 +257,7 @@ def _locked(connection: Connection, gallery: Gallery) -> Row[Any]:
 def _erase(store: GalleryStore, gone: Sequence[StoredImage]) -> None:
     """After the commit: deleted bytes leave the database's files, and their pictures the disk."""
     store.database.checkpoint()
-    _delete_blobs(store, [image.blob for image in gone if image.blob is not None])
-
-
-def _delete_blobs(store: GalleryStore, keys: Iterable[str]) -> None:
-    for key in keys:
-        with suppress(StoreUnavailable):  # left to the sweep
-            store.blobs.delete(key)
+    delete_pictures(store.blobs, (image.blob for image in gone if image.blob is not None))
 
 
 def _image(store: GalleryStore, gallery: Gallery, image_id: str) -> StoredImage:

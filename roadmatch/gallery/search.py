@@ -8,12 +8,14 @@ from enum import StrEnum
 import numpy as np
 
 from roadmatch.gallery.replica import Generation
-from roadmatch.scoring import DECIMALS, ScoreRule, Scores, Vector, fold_query, score, similarity
+from roadmatch.scoring import DECIMALS, ScoreRule, Vector, fold_query, score, similarity
 from roadmatch.vectors.faiss import Rows, candidates, product_error
 
 _MOST_CANDIDATES = 4_096
 """Above this a full scan is cheaper than a heap."""
 _SCORED_AT_A_TIME = 1_024
+_FEW = 16
+"""Scored at a time beside as many rows as are wanted: most searches need no second portion."""
 _ROUNDING = 2e-6
 """A score is off the folded product less beta*b(query) by two roundings to 6 decimals and that of b to float32."""
 
@@ -104,6 +106,10 @@ class _Best:
     score: float
 
 
+_Ranking = dict[int, tuple[float, str, str, float]]
+"""By item number, its best image: (-score, item id, image id, similarity), the least first."""
+
+
 def _answer(generation: Generation, query: Query, rule: ScoreRule, threshold: float, top_k: int) -> Answer:
     if generation.images == 0:
         return Answer(Decision.NO_MATCH, threshold, None, (), (), False, generation.seq, generation.items)
@@ -127,16 +133,26 @@ def _answer(generation: Generation, query: Query, rule: ScoreRule, threshold: fl
 def _best_items(generation: Generation, query: Query, rule: ScoreRule, threshold: float, top_k: int) -> list[_Best]:
     """The best top_k items, best first, and one more if there is one that matches."""
     folded = fold_query(query.vector, rule)
-    # A few times what must come back: the sketch's order is not exact, and an item has several images.
-    k = 16 + 3 * (top_k + 1) * -(-generation.images // generation.items)
+    wanted = (top_k + 1) * -(-generation.images // generation.items)  # rows, if all items had equally many
+    k = 64 + 8 * wanted  # the sketch's order is not exact, and a longer list costs less than another scan
     while k <= _MOST_CANDIDATES:
         found = candidates(generation.vectors, generation.sketches, folded, k)
-        best = _best(generation, query, rule, found.rows, top_k + 1)
-        highest_left_out = found.ceiling - rule.beta * query.b + _ROUNDING
-        if found.ceiling == -np.inf or highest_left_out < _needed(best, threshold, top_k):
+        left_out = np.append(found.highest, found.ceiling) - rule.beta * query.b + _ROUNDING
+        ranking: _Ranking = {}
+        start = 0
+        while start < len(found.rows):
+            end = min(start + _FEW + wanted, len(found.rows))
+            _rank(ranking, generation, query, rule, found.rows[start:end])
+            best = _first(ranking, top_k + 1)
+            if left_out[end] < _needed(best, threshold, top_k):
+                return best
+            start = end
+        if found.ceiling == -np.inf:
             return best
         k *= 8
-    return _best(generation, query, rule, _rows_in_reach(generation, folded, top_k + 1), top_k + 1)
+    ranking = {}
+    _rank(ranking, generation, query, rule, _rows_in_reach(generation, folded, top_k + 1))
+    return _first(ranking, top_k + 1)
 
 
 def _needed(best: Sequence[_Best], threshold: float, top_k: int) -> float:
@@ -159,24 +175,22 @@ def _rows_in_reach(generation: Generation, folded: Vector, items: int) -> Rows:
     return np.flatnonzero(reached >= last - 2 * product_error(folded) - 2 * _ROUNDING)
 
 
-def _best(generation: Generation, query: Query, rule: ScoreRule, rows: Rows, items: int) -> list[_Best]:
-    """The best items among the living of these rows, scored exactly, best first."""
+def _rank(ranking: _Ranking, generation: Generation, query: Query, rule: ScoreRule, rows: Rows) -> None:
+    """Score the living of these rows exactly and enter them."""
     rows = rows[generation.alive[rows]]
-    best: dict[int, tuple[float, str, str, float]] = {}
     for start in range(0, len(rows), _SCORED_AT_A_TIME):
         some = rows[start : start + _SCORED_AT_A_TIME]
-        alike, reached = _score_rows(generation, query, rule, some)
+        alike = similarity(query.vector, generation.vectors[some, : generation.dimension])
+        scores = score(alike, query.b, generation.b[some], rule)
         numbers = generation.item_numbers[some]
-        for row, number, s, r in zip(some.tolist(), numbers.tolist(), alike.tolist(), reached.tolist(), strict=True):
+        for row, number, s, r in zip(some.tolist(), numbers.tolist(), alike.tolist(), scores.tolist(), strict=True):
             entry = (-r, generation.item_ids[number], generation.image_ids[row], s)
-            if number not in best or entry < best[number]:
-                best[number] = entry
-    return [_Best(item, image, s, -negated) for negated, item, image, s in heapq.nsmallest(items, best.values())]
+            if number not in ranking or entry < ranking[number]:
+                ranking[number] = entry
 
 
-def _score_rows(generation: Generation, query: Query, rule: ScoreRule, rows: Rows) -> tuple[Scores, Scores]:
-    alike = similarity(query.vector, generation.vectors[rows, : generation.dimension])
-    return alike, score(alike, query.b, generation.b[rows], rule)
+def _first(ranking: _Ranking, items: int) -> list[_Best]:
+    return [_Best(item, image, s, -negated) for negated, item, image, s in heapq.nsmallest(items, ranking.values())]
 
 
 def _hit(best: _Best, threshold: float) -> Hit:

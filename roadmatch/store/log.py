@@ -149,11 +149,8 @@ def follow(connection: Connection, gallery_id: int, after: int, bundle: str, lim
         rows = connection.execute(_first_tail, asked | {"limit": limit}).all()
     entries = [Entry(seq, Kind(kind), image_id, item_id, vector, b) for seq, kind, image_id, item_id, vector, b in rows]
     due = newest - after if limit is None else min(limit, newest - after)
-    if (
-        due < 0
-        or len(entries) < due
-        or [entry.seq for entry in entries] != list(range(after + 1, after + 1 + len(entries)))
-    ):
+    seqs = range(after + 1, after + 1 + max(due, len(entries)))
+    if due < 0 or [entry.seq for entry in entries] != list(seqs):
         raise LogGap(f"the change log of gallery {gallery_id} has no full account after {after}: open the replica anew")
     return entries
 

@@ -1,0 +1,93 @@
+"""The application: routes, the gate before them, and the process that serves it."""
+
+import signal
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from starlette.types import ASGIApp
+
+from app import problems
+from app.gate import Gate
+from app.routes import galleries, items, operations, search
+from app.service import Service, open_service
+from app.settings import Settings, SettingsError
+from roadmatch.gallery.items import MOST_IMAGES
+
+_LOOPBACK = ("127.0.0.1", "::1", "localhost")
+_DESCRIPTION = "Is this picture in my gallery, and where? One calibrated threshold serves every query."
+
+
+def create_app(service: Service) -> ASGIApp:
+    """The service over HTTP."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="Roadmatch",
+        description=_DESCRIPTION,
+        version=version("roadmatch"),
+        lifespan=lifespan,
+        redoc_url=None,
+        max_body_size=service.settings.body_mb * 1_000_000,
+        form_limits={"max_files": MOST_IMAGES + 1, "max_fields": 16, "max_part_size": 65_536},
+    )
+    app.state.service = service
+    problems.install(app)
+    for routes in (galleries, items, search, operations):
+        app.include_router(routes.router)
+    places = service.settings.threads + service.settings.queue
+    return Gate(app, places=places, receive_s=service.settings.receive_s, metrics=service.metrics)
+
+
+class _Server(uvicorn.Server):
+    """Tells the service that it is stopping before it stops."""
+
+    def __init__(self, config: uvicorn.Config, service: Service) -> None:
+        super().__init__(config)
+        self._service = service
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """A signal to stop: readyz says so, requests in flight are finished."""
+        self._service.stopping = True
+        super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+        """Listen, and print the address for whoever started the service."""
+        await super().startup(sockets)  # type: ignore[arg-type]
+        for server in self.servers:
+            host, port = server.sockets[0].getsockname()[:2]
+            print(f"roadmatch: ready at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)  # noqa: T201
+
+
+def serve(settings: Settings) -> int:
+    """Run until SIGTERM or SIGINT -> exit status. Raises RoadmatchError, OSError where the service cannot start."""
+    if settings.host not in _LOOPBACK and not settings.allow_open:
+        raise SettingsError(
+            f"{settings.host} can be reached by others and nothing protects the service yet: "
+            "keep ROADMATCH_HOST=127.0.0.1 behind a proxy of yours, or set ROADMATCH_ALLOW_OPEN=1"
+        )
+    sys.setswitchinterval(0.001)  # the event loop must not wait 5 ms for a thread that computes in Python
+    service = open_service(settings)
+    config = uvicorn.Config(
+        create_app(service),
+        host=settings.host,
+        port=settings.port,
+        log_level="warning",
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=settings.shutdown_s,
+        lifespan="on",
+    )
+    signal.signal(
+        signal.SIGTERM, signal.SIG_IGN
+    )  # uvicorn raises it again after its own handler: stopping is no failure
+    _Server(config, service).run()
+    return 0

@@ -1,0 +1,106 @@
+"""Every error as problem+json (RFC 9457), and the one table from errors to statuses."""
+
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from roadmatch import errors
+
+MEDIA_TYPE = "application/problem+json"
+RETRY_AFTER_S = 1
+
+STATUSES: dict[type[errors.RoadmatchError], int] = {
+    errors.UnsupportedImage: 415,
+    errors.UnreadableImage: 422,
+    errors.ImageTooLarge: 413,
+    errors.RuleError: 422,
+    errors.NotFound: 404,
+    errors.VersionMismatch: 412,
+    errors.IdempotencyMismatch: 422,
+    errors.Conflict: 409,
+    errors.StorageFull: 507,
+    errors.StoreUnavailable: 503,
+    errors.StoreError: 503,
+    errors.RoadmatchError: 500,
+}
+"""An error has the status of the first of its classes that stands here."""
+
+
+class Problem(BaseModel):
+    """What went wrong: `code` is stable, `detail` is for people."""
+
+    type: str
+    title: str
+    status: int
+    code: str
+    detail: str
+
+
+def problem(status: int, code: str, detail: str) -> Problem:
+    """A problem with its type and title."""
+    title = HTTPStatus(status).phrase
+    return Problem(type=f"urn:roadmatch:problem:{code}", title=title, status=status, code=code, detail=detail)
+
+
+def of_error(error: errors.RoadmatchError) -> Problem:
+    """The problem of an expected failure; its code is the class's name, as in gallery-not-found."""
+    status = next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
+    code = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in type(error).__name__)
+    return problem(status, code.removeprefix("-"), str(error))
+
+
+def response(problem: Problem) -> Response:
+    """The answer; 503 and 507 say when to come again."""
+    again = {"Retry-After": str(RETRY_AFTER_S)} if problem.status in (503, 507) else {}
+    return Response(problem.model_dump_json(), problem.status, again, MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Answer every exception with a problem."""
+    app.add_exception_handler(errors.RoadmatchError, _expected)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _of_framework)
+    app.add_exception_handler(Exception, _unexpected)
+
+
+def of_status(status: int, detail: str | None = None) -> Problem:
+    """The problem of a bare HTTP status."""
+    phrase = HTTPStatus(status).phrase
+    return problem(status, phrase.lower().replace(" ", "-"), detail or phrase)
+
+
+def of_validation(found: Sequence[dict[str, object]]) -> Problem:
+    """The problem of pydantic's findings: the first one, named by its place."""
+    first = found[0]
+    where = first["loc"] if isinstance(first["loc"], tuple) else ()
+    place = ".".join(str(part) for part in where if part not in ("body", "query", "path", "header"))
+    return problem(422, "invalid-request", f"{place}: {first['msg']}" if place else str(first["msg"]))
+
+
+async def _expected(_: Request, error: Exception) -> Response:
+    assert isinstance(error, errors.RoadmatchError)
+    return response(of_error(error))
+
+
+async def _invalid(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    return response(of_validation(error.errors()))
+
+
+async def _of_framework(_: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    answer = response(of_status(error.status_code, str(error.detail)))
+    for name, value in (error.headers or {}).items():
+        answer.headers[name] = value
+    return answer
+
+
+async def _unexpected(_: Request, __: Exception) -> Response:
+    return response(
+        problem(500, "internal-error", "the service failed; its log has the details under the request's id")
+    )

@@ -1,0 +1,87 @@
+"""Bundles, health and metrics."""
+
+from fastapi import APIRouter, Response
+from pydantic import BaseModel
+
+from app.routes.wiring import ServiceDep, failures
+from roadmatch.errors import StoreUnavailable
+from roadmatch.operating_points import Evidence
+
+router = APIRouter(tags=["Operations"])
+
+
+class PointView(BaseModel):
+    """An operating point without its table of thresholds; an unsupported one names the least rate that can be shown."""
+
+    rule: str
+    supported: bool
+    least_rate: float | None
+    shown_up_to: int
+    evidence: Evidence | None
+    shifted: Evidence | None
+
+
+class BundleView(BaseModel):
+    """A loaded model bundle."""
+
+    id: str
+    architecture: str
+    dimension: int
+    licence: str
+    background_pictures: int
+    default_rule: str
+    operating_points: list[PointView]
+
+
+class BundleList(BaseModel):
+    """The loaded bundles, the default first."""
+
+    bundles: list[BundleView]
+
+
+class Health(BaseModel):
+    """`ok`, and nothing else."""
+
+    status: str = "ok"
+
+
+@router.get("/v1/bundles", response_model=BundleList)
+def list_bundles(service: ServiceDep) -> BundleList:
+    """What the service embeds with, and what its rules reach."""
+    return BundleList(
+        bundles=[
+            BundleView(
+                id=encoder.bundle.id,
+                architecture=encoder.bundle.manifest.architecture,
+                dimension=encoder.bundle.manifest.dimension,
+                licence=encoder.bundle.manifest.licence,
+                background_pictures=len(encoder.bundle.background),
+                default_rule=service.points(name).default_rule,
+                operating_points=[
+                    PointView.model_validate(point, from_attributes=True) for point in service.points(name).points
+                ],
+            )
+            for name, encoder in service.encoders.items()
+        ]
+    )
+
+
+@router.get("/livez", response_model=Health)
+async def live() -> Health:
+    """The process answers; nothing else is touched."""
+    return Health()
+
+
+@router.get("/readyz", response_model=Health, responses=failures(503))
+def ready(service: ServiceDep) -> Health:
+    """The bundles are loaded, the database answers, and the service is not stopping."""
+    if service.stopping:
+        raise StoreUnavailable("the service is stopping")
+    service.database.ping()
+    return Health()
+
+
+@router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
+def metrics(service: ServiceDep) -> Response:
+    """For Prometheus."""
+    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,48 @@
+"""What routes receive, and how items go out."""
+
+import base64
+import binascii
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+from fastapi.exceptions import RequestValidationError
+
+from app.problems import Problem
+from app.service import Service
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+ServiceDep = Annotated[Service, Depends(_service)]
+
+
+def failures(*statuses: int) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI's answers of a route that goes wrong."""
+    return {status: {"model": Problem, "description": "problem+json"} for status in statuses}
+
+
+def to_cursor(last: str) -> str:
+    """The place behind the last one shown, opaque to callers and stable under inserts."""
+    return base64.urlsafe_b64encode(last.encode()).decode().rstrip("=")
+
+
+def from_cursor(cursor: str | None) -> str | None:
+    """Raises RequestValidationError for one that did not come from here."""
+    if cursor is None:
+        return None
+    try:
+        last = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
+    except (binascii.Error, ValueError) as error:
+        raise _bad_cursor() from error
+    if not last or to_cursor(last) != cursor or "\0" in last:
+        raise _bad_cursor()
+    return last
+
+
+def _bad_cursor() -> RequestValidationError:
+    return RequestValidationError(
+        [{"loc": ("query", "cursor"), "msg": "not a cursor of this list", "type": "value_error", "input": None}]
+    )

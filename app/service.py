@@ -1,0 +1,223 @@
+"""The service's parts, put together, and what routes ask of them."""
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from hashlib import sha256
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+
+from app.metrics import Metrics
+from app.settings import Settings
+from roadmatch import bundle as bundles
+from roadmatch.blobs import FolderBlobs
+from roadmatch.bundle import Bundle
+from roadmatch.embedding import Encoded, Encoder, open_encoder
+from roadmatch.errors import BundleNotFound, GalleryNotFound, RoadmatchError
+from roadmatch.gallery import galleries, items
+from roadmatch.gallery.galleries import Gallery
+from roadmatch.gallery.items import GalleryStore, NewImage
+from roadmatch.gallery.replica import Generation, Replicas
+from roadmatch.gallery.search import Answer, Query, search
+from roadmatch.gallery.self_check import Calibration, SelfCheck, SelfChecks, self_check, verdict
+from roadmatch.gallery.sweep import sweep
+from roadmatch.operating_points import OperatingPoint, OperatingPoints
+from roadmatch.store.database import Database, open_database
+
+T = TypeVar("T")
+log = logging.getLogger("roadmatch.service")
+_SELF_CHECK_SEED = 1
+
+
+@dataclass(eq=False)
+class Service:
+    """One process of the service; `close` ends it."""
+
+    settings: Settings
+    database: Database
+    store: GalleryStore
+    encoders: dict[str, Encoder]
+    metrics: Metrics
+    replicas: Replicas
+    cores: anyio.CapacityLimiter
+    stopping: bool = False
+    _checks: dict[str, SelfChecks] = field(default_factory=lambda: defaultdict(SelfChecks))
+    _asked: set[tuple[str, str]] = field(default_factory=set)
+    _ended: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def default_bundle(self) -> str:
+        """Id of the bundle that new galleries get."""
+        return next(iter(self.encoders))
+
+    def encoder(self, bundle: str) -> Encoder:
+        """Raises BundleNotFound."""
+        encoder = self.encoders.get(bundle)
+        if encoder is None:
+            loaded = ", ".join(self.encoders)
+            raise BundleNotFound(
+                f"bundle {bundle} is not loaded: add its folder to ROADMATCH_BUNDLES (loaded: {loaded})"
+            )
+        return encoder
+
+    def points(self, bundle: str) -> OperatingPoints:
+        """The operating points of a loaded bundle. Raises BundleNotFound."""
+        points = self.encoder(bundle).bundle.operating_points
+        assert points is not None  # an uncalibrated bundle is refused at the start
+        return points
+
+    async def on_a_core(self, work: Callable[[], T]) -> T:
+        """Run work that computes, in a thread, as many at a time as there are cores."""
+        return await anyio.to_thread.run_sync(work, limiter=self.cores)
+
+    async def encode(self, bundle: str, data: bytes) -> Encoded:
+        """A picture's embedding. Raises ImageError, BundleNotFound."""
+        return await self.on_a_core(partial(self.encode_here, bundle, data))
+
+    def encode_here(self, bundle: str, data: bytes) -> Encoded:
+        """The same in this thread."""
+        encoded = self.encoder(bundle).encode(data)
+        self.metrics.encoded.inc()
+        return encoded
+
+    def new_image(self, bundle: str, data: bytes) -> NewImage:
+        """A picture ready to be stored. Raises ImageError, BundleNotFound."""
+        encoded = self.encode_here(bundle, data)
+        return NewImage(
+            data=data,
+            sha256=sha256(data).hexdigest(),
+            format=encoded.format,
+            width=encoded.width,
+            height=encoded.height,
+            vector=encoded.vector,
+            b=encoded.b,
+        )
+
+    def generation(self, gallery: Gallery) -> Generation:
+        """All that was committed to the gallery before now."""
+        return self.replicas.current(gallery.id, gallery.bundle)
+
+    def search(
+        self, gallery: Gallery, queries: list[Encoded], *, rule: str | None, threshold: float | None, top_k: int
+    ) -> tuple[OperatingPoint | None, list[Answer]]:
+        """Answers of one generation, by the rule (the gallery's own if none) or by the caller's threshold."""
+        generation = self.generation(gallery)
+        point = None if threshold is not None else self.points(gallery.bundle).point(rule or gallery.rule)
+        applied = point.threshold(generation.items).value if point is not None else threshold
+        assert applied is not None
+        if point is not None:
+            self._asked.add((gallery.name, point.rule))
+        score = self.encoder(gallery.bundle).bundle.manifest.score
+        asked = [Query(query.vector, query.b) for query in queries]
+        answers = search(generation, asked, score, threshold=applied, top_k=top_k)
+        for answer in answers:
+            self.metrics.searched(answer)
+        return point, answers
+
+    def calibration(self, gallery: Gallery, point: OperatingPoint, size: int) -> tuple[Calibration, SelfCheck | None]:
+        """What the gallery's newest self-check says of a rule."""
+        self._asked.add((gallery.name, point.rule))
+        check = self._checks[point.rule].latest(gallery.id)
+        if check is None:
+            return Calibration.NOT_CHECKED, None
+        return verdict(check, self.stated_rate(gallery.bundle, point, size)), check
+
+    def stated_rate(self, bundle: str, point: OperatingPoint, size: int) -> float:
+        """The false-match rate that a rule promises in a gallery of this size, or lets expect where it promises none."""
+        if point.stated_false_match_rate is not None:
+            return point.stated_false_match_rate
+        threshold = point.threshold(size).value
+        return self.points(bundle).curves.expected_false_match_rate(threshold, max(size, 1))
+
+    def forget(self, gallery: Gallery) -> None:
+        """Let go of what is in memory of a deleted gallery."""
+        self.replicas.drop(gallery.id)
+        for checks in self._checks.values():
+            checks.drop(gallery.id)
+
+    def check_galleries(self) -> None:
+        """Make the self-checks that are due, of every gallery and rule that somebody asked for."""
+        for name, rule in sorted(self._asked):
+            try:
+                self._check(name, rule)
+            except GalleryNotFound:
+                self._asked.discard((name, rule))
+            except RoadmatchError as error:
+                log.warning("self-check of gallery %s: %s", name, error)
+
+    def _check(self, name: str, rule: str) -> None:
+        gallery = galleries.get(self.database, name)
+        generation = self.generation(gallery)
+        threshold = self.points(gallery.bundle).point(rule).threshold(generation.items).value
+        checks, started = self._checks[rule], time.monotonic()
+        if not checks.is_due(gallery.id, generation, threshold, started):
+            return
+        labels = items.labels(self.store, gallery)
+        score = self.encoder(gallery.bundle).bundle.manifest.score
+        check = self_check(generation, labels, score, threshold, seed=_SELF_CHECK_SEED)
+        now = time.monotonic()
+        checks.record(gallery.id, generation, threshold, check, now_s=now, took_s=now - started)
+
+    def keep_house(self) -> None:
+        """Until the service ends: self-checks every second, a sweep of orphaned pictures every hour."""
+        swept = 0.0
+        while not self._ended.wait(1.0):
+            try:
+                self.check_galleries()
+                if time.monotonic() - swept >= self.settings.sweep_s:
+                    swept = time.monotonic()
+                    sweep(self.store, grace_s=self.settings.sweep_s)
+            except Exception:
+                log.exception("housekeeping")  # a fault here must not end it for good
+
+    def close(self) -> None:
+        """Let go of everything."""
+        self._ended.set()
+        self.database.close()
+
+
+def open_service(settings: Settings) -> Service:
+    """Verify the bundles, open the database and the pictures. Raises RoadmatchError, OSError."""
+    loaded = [bundles.read(folder) for folder in settings.bundles]
+    for bundle in loaded:
+        _check_calibrated(bundle)
+    settings.data.mkdir(parents=True, exist_ok=True)
+    encoders = {bundle.id: open_encoder(bundle, device=settings.device, cpus=settings.threads) for bundle in loaded}
+    database = open_database(settings.database_url)
+    store = GalleryStore(database, FolderBlobs(settings.data / "pictures"), failpoint(settings.failpoint))
+    service = Service(
+        settings, database, store, encoders, Metrics(), Replicas(database), anyio.CapacityLimiter(settings.threads)
+    )
+    threading.Thread(target=service.keep_house, name="housekeeping", daemon=True).start()
+    return service
+
+
+def _check_calibrated(bundle: Bundle) -> None:
+    if bundle.operating_points is None:
+        raise BundleNotFound(f"bundle {bundle.id} in {bundle.folder} has no operating points: calibrate it first")
+
+
+def failpoint(setting: str) -> Callable[[str], None]:
+    """`moment@n` -> a trace that kills this process, without any goodbye, at the nth such moment."""
+    moment, _, count = setting.partition("@")
+    left = int(count) if count.isdigit() else 1
+    lock = threading.Lock()
+
+    def trace(reached: str) -> None:
+        nonlocal left
+        if reached != moment:
+            return
+        with lock:
+            left -= 1
+            if left == 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    return trace

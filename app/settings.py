@@ -1,0 +1,74 @@
+"""The service's settings: ROADMATCH_* variables, read once."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, ValidationError, field_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from roadmatch.bundle import default_bundle_folder
+from roadmatch.errors import RoadmatchError
+
+PREFIX = "ROADMATCH_"
+
+
+class SettingsError(RoadmatchError):
+    """A setting that is unknown or out of range."""
+
+
+class Settings(BaseSettings):
+    """What `roadmatch serve` runs with; each field is the variable ROADMATCH_<NAME>."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid", allow_inf_nan=False)
+
+    data: Path = Field(Path("roadmatch-data"), description="folder of the database and the pictures")
+    database: str = Field("", description="database URL; empty: SQLite in the data folder")
+    bundles: Annotated[tuple[Path, ...], NoDecode] = Field(
+        (default_bundle_folder(),),
+        min_length=1,
+        description="bundle folders, separated by `:`; the first is the default",
+    )
+    host: str = Field("127.0.0.1", description="address to listen on")
+    port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0: any free one")
+    allow_open: bool = Field(False, description="listen on other machines' side without any protection")
+    cpus: int = Field(0, ge=0, le=1024, description="threads for embedding and decoding; 0: all cores")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="where pictures are embedded")
+    queue: int = Field(64, ge=0, le=10_000, description="requests that may wait for a core; more are answered 503")
+    body_mb: int = Field(64, ge=1, le=2_000, description="largest request body, MB")
+    receive_s: float = Field(30.0, gt=0, le=3_600, description="time for a request's body to arrive, seconds")
+    shutdown_s: int = Field(20, ge=0, le=3_600, description="time for requests in flight after SIGTERM, seconds")
+    sweep_s: int = Field(
+        3_600, ge=1, le=86_400, description="age at which a picture that no row names is removed, seconds"
+    )
+    failpoint: str = Field("", description="for fault tests: `moment@n` kills the process at the nth such moment")
+
+    @field_validator("bundles", mode="before")
+    @classmethod
+    def _split_paths(cls, value: Any) -> Any:
+        return tuple(Path(part) for part in value.split(os.pathsep) if part) if isinstance(value, str) else value
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] | None = None, **given: object) -> Self:
+        """The settings of the environment, with what the command line gave on top. Raises SettingsError."""
+        names = {name for name in (os.environ if environment is None else environment) if name.startswith(PREFIX)}
+        for name in sorted(names):
+            if name.removeprefix(PREFIX).lower() not in cls.model_fields:
+                known = ", ".join(PREFIX + field.upper() for field in cls.model_fields)
+                raise SettingsError(f"{name} is no setting of Roadmatch: use one of {known}")
+        try:
+            return cls(**{name: value for name, value in given.items() if value is not None})
+        except ValidationError as error:
+            first = error.errors(include_url=False)[0]
+            raise SettingsError(f"{PREFIX}{str(first['loc'][0]).upper()}: {first['msg']}") from error
+
+    @property
+    def database_url(self) -> str:
+        """The database that is used."""
+        return self.database or f"sqlite:///{(self.data / 'roadmatch.db').absolute()}"
+
+    @property
+    def threads(self) -> int:
+        """Threads for decoding and embedding."""
+        return self.cpus or len(os.sched_getaffinity(0))

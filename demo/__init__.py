@@ -1,0 +1,1 @@
+"""The demonstration: real photographs into a gallery, edited copies and strangers asked, every verdict printed."""

@@ -1,0 +1,57 @@
+"""The pictures of one write to a gallery: on disk before the rows that name them, and off it if none does."""
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+
+from roadmatch.blobs import Blobs
+from roadmatch.errors import StoreUnavailable
+from roadmatch.gallery.item_rows import NewImage
+
+
+@dataclass
+class Pictures:
+    """The keys of pictures that a write has put on disk, by sha256, and which of them its rows name.
+
+    committing: set right before the commit, which makes the named ones stay.
+    """
+
+    blobs: Blobs
+    trace: Callable[[str], None]
+    keys: dict[str, str] = field(default_factory=dict)
+    named: set[str] = field(default_factory=set)
+    committing: bool = False
+
+    def put(self, image: NewImage) -> None:
+        """Put the picture on disk unless it is there; raises StorageFull, StoreUnavailable."""
+        if image.sha256 not in self.keys:
+            self.keys[image.sha256] = self.blobs.put(image.data)
+            self.trace("blob_written")
+
+    def name(self, image: NewImage) -> str:
+        """The key for the row of an image, whose picture is on disk by then."""
+        self.put(image)  # does something only if the item has changed since the write's first look
+        self.named.add(image.sha256)
+        return self.keys[image.sha256]
+
+
+@contextmanager
+def pictures_of_write(blobs: Blobs, trace: Callable[[str], None]) -> Iterator[Pictures]:
+    """Pictures to be put and named in the block; those that no row names in the end are deleted.
+
+    A commit that fails may have happened all the same (a connection that broke before its answer), so from then on the
+    named ones are left to the sweep, which asks the rows.
+    """
+    pictures = Pictures(blobs, trace)
+    try:
+        yield pictures
+    finally:
+        named = pictures.named if pictures.committing else set()
+        delete_pictures(blobs, (key for sha256, key in pictures.keys.items() if sha256 not in named))
+
+
+def delete_pictures(blobs: Blobs, keys: Iterable[str]) -> None:
+    """Delete pictures that no row names any more; what cannot be deleted now is left to the sweep."""
+    for key in keys:
+        with suppress(StoreUnavailable):
+            blobs.delete(key)
