@@ -117,7 +117,11 @@ class _Reply:
         self.status = problem.status
         answer = problems.response(problem)
         kept = {name: value for name, value in kept.items() if name in (b"allow", b"connection")}
-        if problem.status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONTENT_TOO_LARGE):
+        if problem.status in (
+            HTTPStatus.SERVICE_UNAVAILABLE,
+            HTTPStatus.REQUEST_TIMEOUT,
+            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
+        ):
             kept[b"connection"] = b"close"  # the rest of the body will not be read
         headers = [*answer.raw_headers, *kept.items(), *self._own_headers()]
         await self._send({"type": "http.response.start", "status": problem.status, "headers": headers})

@@ -15,17 +15,27 @@ class Metrics:
 
     def __init__(self) -> None:
         self._registry = CollectorRegistry()
-        own = {"registry": self._registry}
-        self._requests = Counter("roadmatch_requests", "Requests answered.", ["method", "route", "status"], **own)
-        self._seconds = Histogram(
-            "roadmatch_request_seconds", "From a request's head to its answer.", ["route"], buckets=_SECONDS, **own
+        own = self._registry
+        self._requests = Counter(
+            "roadmatch_requests", "Requests answered.", ["method", "route", "status"], registry=own
         )
-        self.refused = Counter("roadmatch_refused_requests", "Requests answered 503 before their body was read.", **own)
-        self.inside = Gauge("roadmatch_admitted_requests", "Requests with a body that are being served or wait.", **own)
-        self.encoded = Counter("roadmatch_encoded_images", "Pictures decoded and embedded.", **own)
-        self._decisions = Counter("roadmatch_decisions", "Searches answered.", ["decision"], **own)
-        self._scores = Histogram("roadmatch_best_score", "Best score of each search.", buckets=_SCORES, **own)
-        Info("roadmatch_build", "What runs.", **own).info({"version": version("roadmatch")})
+        self._seconds = Histogram(
+            "roadmatch_request_seconds",
+            "From a request's head to its answer.",
+            ["route"],
+            buckets=_SECONDS,
+            registry=own,
+        )
+        self.refused = Counter(
+            "roadmatch_refused_requests", "Requests answered 503 before their body was read.", registry=own
+        )
+        self.inside = Gauge(
+            "roadmatch_admitted_requests", "Requests with a body that are being served or wait.", registry=own
+        )
+        self.encoded = Counter("roadmatch_encoded_images", "Pictures decoded and embedded.", registry=own)
+        self._decisions = Counter("roadmatch_decisions", "Searches answered.", ["decision"], registry=own)
+        self._scores = Histogram("roadmatch_best_score", "Best score of each search.", buckets=_SCORES, registry=own)
+        Info("roadmatch_build", "What runs.", registry=own).info({"version": version("roadmatch")})
 
     def served(self, method: str, route: str, status: int, seconds: float) -> None:
         """Count an answered request."""

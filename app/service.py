@@ -131,7 +131,7 @@ class Service:
         return verdict(check, self.stated_rate(gallery.bundle, point, size)), check
 
     def stated_rate(self, bundle: str, point: OperatingPoint, size: int) -> float:
-        """The false-match rate that a rule promises in a gallery of this size, or lets expect where it promises none."""
+        """The false-match rate that a rule promises in a gallery of this size, or else the one to be expected."""
         if point.stated_false_match_rate is not None:
             return point.stated_false_match_rate
         threshold = point.threshold(size).value

@@ -50,7 +50,7 @@ class Settings(BaseSettings):
         return tuple(Path(part) for part in value.split(os.pathsep) if part) if isinstance(value, str) else value
 
     @classmethod
-    def read(cls, environment: Mapping[str, str] | None = None, **given: object) -> Self:
+    def read(cls, environment: Mapping[str, str] | None = None, **given: Any) -> Self:
         """The settings of the environment, with what the command line gave on top. Raises SettingsError."""
         names = {name for name in (os.environ if environment is None else environment) if name.startswith(PREFIX)}
         for name in sorted(names):

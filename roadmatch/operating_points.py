@@ -138,23 +138,27 @@ def promise(points: OperatingPoints, point: OperatingPoint, gallery_size: int, s
     evidence = point.evidence
     if evidence is None:
         raise ValueError(f"{point.rule} has no evidence")
+    false, recall = evidence.false_match_rate, evidence.recall
+    measured = (
+        f"On {evidence.what}, {evidence.pictures} pictures not used for fitting, "
+        f"{_percent(false.value)}{_bounds(false)} of searches without a match in a gallery of {evidence.gallery_size} "
+        f"were answered `match`, and "
+        f"{_percent(recall.value)} of those with one were found."
+    )
     applied = point.threshold(gallery_size)
     expected = points.curves.expected_false_match_rate(applied.value, gallery_size)
-    rate = evidence.false_match_rate
-    here = f"Here, with {gallery_size} items, about {_percent(expected)} is expected"
+    here = f"Here, with {gallery_size} item{'' if gallery_size == 1 else 's'}, about {_percent(expected)} is expected"
     if applied.extrapolated:
         here += f" (extrapolated: the evidence reaches to {point.shown_up_to} items)"
-    here += f"; the gallery's own images suggest at most {_percent(self_check)}." if self_check is not None else "."
-    bounds = (
-        f" (95 %: {_percent(rate.low)} to {_percent(rate.high)})"
-        if rate.low is not None and rate.high is not None
-        else ""
-    )
-    return (
-        f"On {evidence.what}, {evidence.pictures} pictures not used for fitting, {_percent(rate.value)}{bounds} of searches "
-        f"without a match in a gallery of {evidence.gallery_size} were answered `match`, and {_percent(evidence.recall.value)} "
-        f"of those with one were found. {here} Other kinds of pictures need their own calibration."
-    )
+    if self_check is not None:
+        here += f"; the gallery's own images suggest at most {_percent(self_check)}"
+    return f"{measured} {here}. Other kinds of pictures need their own calibration."
+
+
+def _bounds(rate: Rate) -> str:
+    if rate.low is None or rate.high is None:
+        return ""
+    return f" (95 %: {_percent(rate.low)} to {_percent(rate.high)})"
 
 
 def _percent(share: float) -> str:

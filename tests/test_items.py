@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import PostgresServer
 from sqlalchemy import func, select, update
 
 from roadmatch.blobs import FolderBlobs
@@ -40,6 +39,7 @@ from roadmatch.store import log
 from roadmatch.store.database import open_database
 from roadmatch.store.tables import embeddings, metadata
 from roadmatch.store.tables import galleries as gallery_rows
+from tests.postgres import PostgresServer
 
 MakeImage = Callable[[object], NewImage]
 

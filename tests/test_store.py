@@ -14,13 +14,13 @@ import psycopg
 import pytest
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
-from conftest import PostgresServer
 from sqlalchemy import Column, Identity, func, insert, select, text
 from sqlalchemy.exc import OperationalError, ProgrammingError
 
 from roadmatch.errors import StorageFull, StoreUnavailable, StoreVersionMismatch
 from roadmatch.store.database import Database, open_database
 from roadmatch.store.tables import galleries, metadata
+from tests.postgres import PostgresServer
 
 ROW = {"name": "birds", "bundle": "b", "rule": "max_f1", "keep": "none"}
 

@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
+from pydantic import JsonValue
 
 from roadmatch.bundle import Bundle, fitted, model_of
 from roadmatch.calibration import Calibration, Searches, calibrate, choose_score
-from roadmatch.calibration.evidence import Judged
 from roadmatch.calibration.rules import other_scores
 from roadmatch.calibration.searches import Scored, Similarities
 from roadmatch.embedding import Encoder
@@ -118,10 +118,10 @@ def fit_bundle(bundle: Bundle, background: Vector, embedded: Embedded, folder: P
     )
 
 
-def provenance() -> dict[str, str | int | dict[str, list[float]]]:
+def provenance() -> dict[str, JsonValue]:
     """Where the evidence comes from, so that it can be made again."""
     return {
-        "photographs": "Debian gcompris-qt-data and tuxpaint-stamps-default, the files listed in training/photographs.csv",
+        "photographs": "Debian gcompris-qt-data and tuxpaint-stamps-default, the files of training/photographs.csv",
         "photographs_sha256": hashlib.sha256(SELECTION.read_bytes()).hexdigest(),
         "background_pictures": BACKGROUND_PICTURES,
         "seed": SEED,
@@ -169,8 +169,3 @@ def figures(scored: Scored) -> dict[str, float | dict[str, float]]:
         "recall_at_precision_90": round(float(hits[last] / len(order)), 4),
         "false_matches_there": round(float(false[last] / len(order)), 4),
     }
-
-
-def judged(points: OperatingPoints, rule: str, scored: Scored) -> Judged:
-    """Searches judged at the threshold that the rule's point has for a gallery of so many units."""
-    return Judged.of(scored, points.point(rule).threshold(scored.units).value)

@@ -49,7 +49,7 @@ async def search_gallery(
     dependencies=[NO_REPEATS],
 )
 async def search_batch(gallery: GalleryName, form: Annotated[BatchForm, _MULTIPART], service: ServiceDep) -> Response:
-    """Up to 64 searches on one generation of the gallery; a bad picture gets its problem and the others their answers."""
+    """Up to 64 searches on one generation of the gallery; a bad picture gets its problem, the others their answers."""
     found = await service.on_a_core(partial(galleries.get, service.database, gallery))
     queries = await _encode_all(service, found.bundle, [await image.read() for image in form.image])
 
@@ -78,7 +78,7 @@ async def search_batch(gallery: GalleryName, form: Annotated[BatchForm, _MULTIPA
     dependencies=[NO_REPEATS],
 )
 async def compare_pictures(form: Annotated[CompareForm, _MULTIPART], service: ServiceDep) -> Response:
-    """Do two pictures show the same thing? The numbers are those of a search with `query` in a gallery with `picture`."""
+    """Do two pictures show the same thing? The numbers are those of a search for `query` where `picture` is stored."""
     query_data, picture_data = await form.query.read(), await form.picture.read()
 
     def answer() -> bytes:

@@ -6,6 +6,7 @@ from math import hypot, sqrt
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from roadmatch.calibration.rules import other_scores
 from roadmatch.calibration.searches import Floats, Scored, Units
@@ -35,8 +36,8 @@ class Judged:
         np.add.at(pairs, (scored.query_unit[rows], scored.gallery_unit[columns]), 1)
         np.fill_diagonal(pairs, 0)
 
-        def by_unit(outcome: np.ndarray) -> Floats:
-            return np.bincount(scored.query_unit, outcome, minlength=scored.units)
+        def by_unit(outcome: Floats | NDArray[np.bool_]) -> Floats:
+            return np.bincount(scored.query_unit, outcome, minlength=scored.units).astype(np.float64)
 
         return Judged(
             by_unit(np.ones(len(best))),
@@ -69,7 +70,7 @@ def rates(
     The bootstrap gives the variance; Wilson's interval at the sample size of that variance gives the bounds, so that a
     rate of 0 in n units has the upper bound it ought to have. A resampled gallery holds fewer different images, so the
     false matches of a resample follow its accepted pairs, which keep their mean, and not its searches.
-    `threshold_variance` is the recall's share of it: folds are judged at thresholds a little other than the shipped one.
+    `threshold_variance` is added to the recall's: folds are judged at thresholds a little other than the shipped one.
     """
     units = sum(len(group.searches) for group in groups)
     whole = sum((_sums(group, np.ones((1, len(group.searches)))) for group in groups), np.zeros((1, 5)))
