@@ -34,8 +34,10 @@ class Fit:
         """scored with U units, weights (B, U) bootstrap counts -> fit."""
         tail = fit_tail(scored, weights)
         own = own_scores(scored)
-        by_unit = np.zeros((scored.units, len(tail.grid)))
-        np.add.at(by_unit, scored.query_unit, own[:, None] >= tail.grid)
+        steps = np.searchsorted(tail.grid, own, side="right")  # how many grid scores each query reaches
+        width = len(tail.grid) + 1
+        counts = np.bincount(scored.query_unit * width + steps, minlength=scored.units * width).reshape(-1, width)
+        by_unit = np.cumsum(counts[:, :0:-1], axis=1)[:, ::-1]  # (U, T) queries of each unit at or above each score
         queries = np.bincount(scored.query_unit, minlength=scored.units)
         resampled = (weights @ by_unit) / (weights @ queries)[:, None]
         return Fit(tail, by_unit.sum(axis=0) / queries.sum(), np.quantile(resampled, _ONE_SIDED, axis=0), scored.units)

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from roadmatch.calibration.searches import Floats, Scored
+from roadmatch.scoring import DECIMALS
 
 _KEPT = 0.06
 """Share of the non-matching pairs, the highest, that the tail describes."""
@@ -48,15 +49,16 @@ def fit_tail(scored: Scored, weights: Floats) -> Tail:
     decay = float(pairs.mean_decay(anchor, room, everything)[0])
     decays = np.nan_to_num(pairs.mean_decay(anchor, room, weights), nan=decay)
 
-    left = np.geomspace(1, (_LEAST_RATE / counted[at]) ** decay, _STEPS)  # of the way to the ceiling
-    grid = np.concatenate([pairs.grid[:at], anchor + room * (1 - left), [scored.ceiling]])
-    left = np.append(left, 0)
+    steps = np.geomspace(1, (_LEAST_RATE / counted[at]) ** decay, _STEPS)  # of the way to the ceiling
+    beyond = np.unique(np.round(np.append(anchor + room * (1 - steps), scored.ceiling + 10**-DECIMALS), DECIMALS))
+    left = np.clip(1 - (beyond - anchor) / room, 0, 1)
+    grid = np.concatenate([pairs.grid[:at], beyond])
     rate = np.concatenate([counted[:at], counted[at] * left ** (1 / decay)])
     decays = decay + (decays - decay) / _LONE
     drawn = np.hstack([resampled[:, :at], resampled[:, at, None] * left ** (1 / decays[:, None])])
     upper = np.maximum(np.quantile(drawn, _ONE_SIDED, axis=0), rate)
     return Tail(
-        np.append(grid[:-1], grid[-1] + 1e-6),
+        grid,
         np.maximum(rate, _LEAST_RATE),
         np.maximum.accumulate(upper[::-1])[::-1],
         3 / (scored.units * (scored.units - 1) / 2),
