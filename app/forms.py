@@ -5,10 +5,10 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Path, Request, UploadFile
 from fastapi.exceptions import RequestValidationError
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from roadmatch.gallery.galleries import Keep
-from roadmatch.gallery.items import LONGEST_LABEL, MOST_IMAGES
+from roadmatch.gallery.items import LONGEST_LABEL, MOST_IMAGES, UNSTORABLE
 
 NAME_PATTERN = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$"
 BATCH = 64
@@ -84,7 +84,7 @@ def _flat_json(value: Any) -> Any:
     if len(value.encode("utf-8", "surrogatepass")) > _METADATA_BYTES:
         raise ValueError(f"metadata has more than {_METADATA_BYTES} bytes")
     try:
-        return json.loads(value, parse_constant=_not_finite)
+        return json.loads(value, parse_constant=_not_finite, object_pairs_hook=_without_repeats)
     except (ValueError, RecursionError) as error:
         raise ValueError(f"metadata is no JSON: {error}") from error
 
@@ -93,9 +93,23 @@ def _not_finite(name: str) -> float:
     raise ValueError(f"{name} is not finite")
 
 
-_Scalar = Annotated[float, Field(allow_inf_nan=False)] | int | bool | str | None
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    fields = dict(pairs)
+    if len(fields) < len(pairs):
+        raise ValueError("a name comes twice")
+    return fields
+
+
+def _storable(value: str) -> str:
+    if UNSTORABLE.search(value):
+        raise ValueError("a text holds no NUL and no lone surrogate")
+    return value
+
+
+_Text = Annotated[str, AfterValidator(_storable)]
+_Scalar = Annotated[float, Field(allow_inf_nan=False)] | int | bool | _Text | None
 MetadataField = Annotated[
-    dict[Annotated[str, Field(min_length=1, max_length=64)], _Scalar],
+    dict[Annotated[_Text, Field(min_length=1, max_length=64)], _Scalar],
     BeforeValidator(_flat_json),
     Field(max_length=64, description="a flat JSON object of texts, finite numbers, true, false and null"),
 ]
@@ -107,7 +121,7 @@ class ItemForm(Form):
 
     image: Pictures
     label: Annotated[
-        str | None, Field(max_length=LONGEST_LABEL, description="items of one label are the same thing")
+        _Text | None, Field(max_length=LONGEST_LABEL, description="items of one label are the same thing")
     ] = None
     metadata: MetadataField = {}
 
@@ -138,25 +152,38 @@ class GalleryChange(Form):
     keep: Keep | None = None
 
 
+async def _refuse_unknown_query(request: Request) -> None:
+    """A query parameter that the route does not know, or that comes twice; the framework would drop it."""
+    known = {field.alias for field in request.scope["route"].dependant.query_params}
+    names = [name for name, _ in request.query_params.multi_items()]
+    for name in names:
+        if name not in known:
+            raise invalid(name, "is no query parameter of this address", "query")
+        if names.count(name) > 1:
+            raise invalid(name, "comes twice", "query")
+
+
 async def _refuse_repeats(request: Request) -> None:
     """A form field that stands for one value and comes twice is refused; the framework would take the last."""
     form = await request.form()
     names = [name for name, _ in form.multi_items()]
     for name in set(names):
         if names.count(name) > 1 and name != "image":
-            raise _invalid(name, "comes twice")
+            raise invalid(name, "comes twice")
 
 
 async def _refuse_second_image(request: Request) -> None:
     await _refuse_repeats(request)
     form = await request.form()
     if len(form.getlist("image")) > 1:
-        raise _invalid("image", "comes twice: send one picture, or use search-batch")
+        raise invalid("image", "comes twice: send one picture, or use search-batch")
 
 
-def _invalid(place: str, message: str) -> RequestValidationError:
-    return RequestValidationError([{"loc": ("body", place), "msg": message, "type": "value_error", "input": None}])
+def invalid(name: str, message: str, part: str = "body") -> RequestValidationError:
+    """What refuses a part of a request by its name."""
+    return RequestValidationError([{"loc": (part, name), "msg": message, "type": "value_error", "input": None}])
 
 
+KNOWN_QUERY = Depends(_refuse_unknown_query)
 NO_REPEATS = Depends(_refuse_repeats)
 ONE_IMAGE = Depends(_refuse_second_image)

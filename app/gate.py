@@ -1,13 +1,13 @@
-"""What happens to a request before and after the routes: admission, deadline, id, and problems for the framework's own."""
+"""What happens to a request around the routes: admission, deadline, id, and problems for the framework's own errors."""
 
 import asyncio
 import logging
 import re
 import secrets
 import time
-from collections.abc import Callable
-from http import HTTPStatus
+from contextlib import suppress
 
+from python_multipart.multipart import parse_options_header
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app import problems
@@ -15,6 +15,10 @@ from app.metrics import Metrics
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _WITH_BODY = ("POST", "PUT", "PATCH")
+_CHARSETS = (b"utf-8", b"utf8", b"us-ascii")
+"""The framework would decode by any that Python has, and some take seconds for a field."""
+_LINGER_S = 1.0
+"""So long what a refused client still sends is read: closed at once, it would see a broken connection and no answer."""
 log = logging.getLogger("roadmatch.requests")
 
 
@@ -33,9 +37,12 @@ class Gate:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        reply = _Reply(scope, send)
-        if scope["method"] not in _WITH_BODY:
+        body = _Body(receive, self._receive_s) if scope["method"] in _WITH_BODY else None
+        reply = _Reply(scope, send, body)
+        if body is None:
             await self._run(scope, receive, reply)
+        elif (refusal := _unreadable(scope)) is not None:
+            await reply.problem(415, refusal)
         elif self._inside >= self._places:
             self._metrics.refused.inc()
             await reply.problem(503, "the service is busy: send the request again after the time in Retry-After")
@@ -43,7 +50,7 @@ class Gate:
             self._inside += 1
             self._metrics.inside.set(self._inside)
             try:
-                await self._run(scope, _deadline(receive, self._receive_s, reply), reply)
+                await self._run(scope, body.receive, reply)
             finally:
                 self._inside -= 1
                 self._metrics.inside.set(self._inside)
@@ -59,54 +66,71 @@ class Gate:
         self._metrics.served(scope["method"], route, reply.status, time.perf_counter() - started)
 
 
-def _deadline(receive: Receive, seconds: float, reply: "_Reply") -> Receive:
-    """The whole body must arrive in so many seconds; waiting for the client to leave has no limit."""
-    end = asyncio.get_running_loop().time() + seconds
-    whole = False
+def _unreadable(scope: Scope) -> str | None:
+    """Why a body is refused by what its headers say of it, if it is."""
+    for name, value in scope["headers"]:
+        if name == b"content-encoding" and value.strip().lower() not in (b"identity", b""):
+            return "a Content-Encoding is not read: send the body as it is"
+        if name == b"content-type":
+            _, options = parse_options_header(value)
+            if options.get(b"charset", b"utf-8").lower() not in _CHARSETS:
+                return "the only charset that is read is utf-8"
+    return None
 
-    async def receive_in_time() -> Message:
-        nonlocal whole
-        if whole:
-            return await receive()
+
+class _Body:
+    """A request's body, which must arrive in so many seconds; waiting for the client to leave has no limit."""
+
+    def __init__(self, receive: Receive, seconds: float) -> None:
+        self.whole = False
+        self.late = False
+        self._receive = receive
+        self._end = asyncio.get_running_loop().time() + seconds
+
+    async def receive(self) -> Message:
+        """The next part; raises TimeoutError."""
+        if self.whole:
+            return await self._receive()
         try:
-            async with asyncio.timeout_at(end):
-                message = await receive()
+            async with asyncio.timeout_at(self._end):
+                message = await self._receive()
         except TimeoutError:
-            reply.late = True
+            self.late = True
             raise
-        whole = not message.get("more_body", False)
+        self.whole = not message.get("more_body", False)
         return message
 
-    return receive_in_time
+    async def discard(self) -> None:
+        """Read what is still coming, for a moment."""
+        self._end = asyncio.get_running_loop().time() + _LINGER_S
+        with suppress(TimeoutError):
+            while not self.whole:
+                await self.receive()
 
 
 class _Reply:
     """Sends the answer with the request's id and safe headers; plain-text errors of the framework become problems."""
 
-    def __init__(self, scope: Scope, send: Send) -> None:
+    def __init__(self, scope: Scope, send: Send, body: _Body | None) -> None:
         asked = dict(scope["headers"]).get(b"x-request-id", b"")
         self.request_id = asked.decode() if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(8)
         self.status = 0
-        self.late = False
+        self._body = body
         self._send = send
-        self._swallow: Callable[[Message], bool] = lambda _: False
+        self._answered = False
 
     async def send(self, message: Message) -> None:
         """Pass a message of the answer on."""
-        if message["type"] == "http.response.start":
-            if self.late:
-                self._swallow = lambda _: True
-                late = problems.of_status(408, "the request's body did not arrive in time: send it faster")
-                await self._send_problem(late, {})
-                return
-            if message["status"] >= 400 and _media_type(message) in (b"text/plain", b""):
-                self._swallow = lambda _: True
-                await self._send_problem(problems.of_status(message["status"]), dict(message["headers"]))
-                return
-            self.status = message["status"]
-            message["headers"] = [*message["headers"], *self._own_headers()]
-        if not self._swallow(message):
-            await self._send(message)
+        if self._answered:
+            return  # the rest of an answer that was replaced
+        if message["type"] != "http.response.start":
+            await self._send_body(message)
+        elif self._body is not None and self._body.late:
+            await self.problem(408, "the request's body did not arrive in time: send it faster")
+        elif message["status"] >= 400 and _media_type(message) in (b"text/plain", b""):
+            await self._send_problem(problems.of_status(message["status"]), dict(message["headers"]))
+        else:
+            await self._start(message["status"], message["headers"])
 
     async def problem(self, status: int, detail: str) -> None:
         """Answer with a problem, unless an answer has begun."""
@@ -114,21 +138,26 @@ class _Reply:
             await self._send_problem(problems.of_status(status, detail), {})
 
     async def _send_problem(self, problem: problems.Problem, kept: dict[bytes, bytes]) -> None:
-        self.status = problem.status
         answer = problems.response(problem)
-        kept = {name: value for name, value in kept.items() if name in (b"allow", b"connection")}
-        if problem.status in (
-            HTTPStatus.SERVICE_UNAVAILABLE,
-            HTTPStatus.REQUEST_TIMEOUT,
-            HTTPStatus.REQUEST_ENTITY_TOO_LARGE,
-        ):
-            kept[b"connection"] = b"close"  # the rest of the body will not be read
-        headers = [*answer.raw_headers, *kept.items(), *self._own_headers()]
-        await self._send({"type": "http.response.start", "status": problem.status, "headers": headers})
-        await self._send({"type": "http.response.body", "body": answer.body})
+        kept = {name: value for name, value in kept.items() if name == b"allow"}
+        await self._start(problem.status, [*answer.raw_headers, *kept.items()])
+        await self._send_body({"type": "http.response.body", "body": answer.body})
+        self._answered = True
 
-    def _own_headers(self) -> list[tuple[bytes, bytes]]:
-        return [(b"x-request-id", self.request_id.encode()), (b"x-content-type-options", b"nosniff")]
+    async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
+        self.status = status
+        own = [(b"x-request-id", self.request_id.encode()), (b"x-content-type-options", b"nosniff")]
+        if self._body is not None and not self._body.whole:
+            own.append((b"connection", b"close"))  # what comes next on it may be the rest of this body
+        await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *own]})
+
+    async def _send_body(self, message: Message) -> None:
+        if self._body is None or self._body.whole or message.get("more_body", False):
+            await self._send(message)
+            return
+        await self._send({**message, "more_body": True})
+        await self._body.discard()
+        await self._send({"type": "http.response.body", "body": b""})
 
 
 def _media_type(message: Message) -> bytes:

@@ -1,6 +1,7 @@
 """The application: routes, the gate before them, and the process that serves it."""
 
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,8 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from app import problems
+from app.connections import connections
+from app.forms import KNOWN_QUERY
 from app.gate import Gate
 from app.routes import galleries, items, operations, search
 from app.service import Service, open_service
@@ -35,6 +38,7 @@ def create_app(service: Service) -> ASGIApp:
         description=_DESCRIPTION,
         version=version("roadmatch"),
         lifespan=lifespan,
+        dependencies=[KNOWN_QUERY],
         redoc_url=None,
         max_body_size=service.settings.body_mb * 1_000_000,
         form_limits={"max_files": MOST_IMAGES + 1, "max_fields": 16, "max_part_size": 65_536},
@@ -59,9 +63,9 @@ class _Server(uvicorn.Server):
         self._service.stopping = True
         super().handle_exit(sig, frame)
 
-    async def startup(self, sockets: list[object] | None = None) -> None:  # type: ignore[override]
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Listen, and print the address for whoever started the service."""
-        await super().startup(sockets)  # type: ignore[arg-type]
+        await super().startup(sockets)
         for server in self.servers:
             host, port = server.sockets[0].getsockname()[:2]
             print(f"roadmatch: ready at http://{f'[{host}]' if ':' in host else host}:{port}", flush=True)  # noqa: T201
@@ -75,19 +79,36 @@ def serve(settings: Settings) -> int:
             "keep ROADMATCH_HOST=127.0.0.1 behind a proxy of yours, or set ROADMATCH_ALLOW_OPEN=1"
         )
     sys.setswitchinterval(0.001)  # the event loop must not wait 5 ms for a thread that computes in Python
-    service = open_service(settings)
-    config = uvicorn.Config(
-        create_app(service),
-        host=settings.host,
-        port=settings.port,
-        log_level="warning",
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=settings.shutdown_s,
-        lifespan="on",
-    )
-    signal.signal(
-        signal.SIGTERM, signal.SIG_IGN
-    )  # uvicorn raises it again after its own handler: stopping is no failure
-    _Server(config, service).run()
+    with _bound(settings) as listener:
+        service = open_service(settings)
+        config = uvicorn.Config(
+            create_app(service),
+            log_level="warning",
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=settings.shutdown_s,
+            lifespan="on",
+        )
+        signal.signal(
+            signal.SIGTERM, signal.SIG_IGN
+        )  # uvicorn raises it again after its own handler: stopping is no failure
+        _Server(config, service).run([listener])
     return 0
+
+
+def _bound(settings: Settings) -> socket.socket:
+    """The address, taken before anything is loaded; nobody can connect before the server listens.
+
+    Raises SettingsError.
+    """
+    listener = socket.socket(socket.AF_INET6 if ":" in settings.host else socket.AF_INET)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.host, settings.port))
+    except OSError as error:
+        listener.close()
+        raise SettingsError(
+            f"{settings.host} port {settings.port} cannot be listened on ({error.strerror}): "
+            "give another with --host and --port (ROADMATCH_HOST, ROADMATCH_PORT)"
+        ) from error
+    return listener

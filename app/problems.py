@@ -13,6 +13,13 @@ from roadmatch import errors
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
+_LONGEST_DETAIL = 500
+_LONGEST_PLACE = 80
+_DETAILS = {
+    404: "there is nothing at this address",
+    405: "this address does not take the method",
+    413: "the request's body is too large: send fewer or smaller pictures at a time",
+}
 
 STATUSES: dict[type[errors.RoadmatchError], int] = {
     errors.UnsupportedImage: 415,
@@ -44,7 +51,14 @@ class Problem(BaseModel):
 def problem(status: int, code: str, detail: str) -> Problem:
     """A problem with its type and title."""
     title = HTTPStatus(status).phrase
-    return Problem(type=f"urn:roadmatch:problem:{code}", title=title, status=status, code=code, detail=detail)
+    line = _one_line(detail)
+    return Problem(type=f"urn:roadmatch:problem:{code}", title=title, status=status, code=code, detail=line)
+
+
+def _one_line(text: str) -> str:
+    """Without line breaks, control characters and lone surrogates, which a request may have brought."""
+    printable = "".join(sign if sign.isprintable() else " " for sign in text)
+    return " ".join(printable.split())[:_LONGEST_DETAIL]
 
 
 def of_error(error: errors.RoadmatchError) -> Problem:
@@ -71,6 +85,8 @@ def install(app: FastAPI) -> None:
 def of_status(status: int, detail: str | None = None) -> Problem:
     """The problem of a bare HTTP status."""
     phrase = HTTPStatus(status).phrase
+    if detail in (None, phrase):
+        detail = _DETAILS.get(status, phrase)
     return problem(status, phrase.lower().replace(" ", "-"), detail or phrase)
 
 
@@ -79,7 +95,7 @@ def of_validation(found: Sequence[dict[str, object]]) -> Problem:
     first = found[0]
     where = first["loc"] if isinstance(first["loc"], tuple) else ()
     place = ".".join(str(part) for part in where if part not in ("body", "query", "path", "header"))
-    return problem(422, "invalid-request", f"{place}: {first['msg']}" if place else str(first["msg"]))
+    return problem(422, "invalid-request", f"{place[:_LONGEST_PLACE]}: {first['msg']}" if place else str(first["msg"]))
 
 
 async def _expected(_: Request, error: Exception) -> Response:

@@ -16,7 +16,7 @@ import anyio
 import anyio.to_thread
 
 from app.metrics import Metrics
-from app.settings import Settings
+from app.settings import Settings, SettingsError
 from roadmatch import bundle as bundles
 from roadmatch.blobs import FolderBlobs
 from roadmatch.bundle import Bundle
@@ -140,7 +140,7 @@ class Service:
     def forget(self, gallery: Gallery) -> None:
         """Let go of what is in memory of a deleted gallery."""
         self.replicas.drop(gallery.id)
-        for checks in self._checks.values():
+        for checks in list(self._checks.values()):  # another thread may be making one
             checks.drop(gallery.id)
 
     def check_galleries(self) -> None:
@@ -191,7 +191,10 @@ def open_service(settings: Settings) -> Service:
         _check_calibrated(bundle)
     settings.data.mkdir(parents=True, exist_ok=True)
     encoders = {bundle.id: open_encoder(bundle, device=settings.device, cpus=settings.threads) for bundle in loaded}
-    database = open_database(settings.database_url)
+    try:
+        database = open_database(settings.database_url)
+    except ValueError as error:
+        raise SettingsError(f"ROADMATCH_DATABASE: {error}") from error
     store = GalleryStore(database, FolderBlobs(settings.data / "pictures"), failpoint(settings.failpoint))
     service = Service(
         settings, database, store, encoders, Metrics(), Replicas(database), anyio.CapacityLimiter(settings.threads)

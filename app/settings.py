@@ -1,9 +1,10 @@
 """The service's settings: ROADMATCH_* variables, read once."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -52,16 +53,7 @@ class Settings(BaseSettings):
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **given: Any) -> Self:
         """The settings of the environment, with what the command line gave on top. Raises SettingsError."""
-        names = {name for name in (os.environ if environment is None else environment) if name.startswith(PREFIX)}
-        for name in sorted(names):
-            if name.removeprefix(PREFIX).lower() not in cls.model_fields:
-                known = ", ".join(PREFIX + field.upper() for field in cls.model_fields)
-                raise SettingsError(f"{name} is no setting of Roadmatch: use one of {known}")
-        try:
-            return cls(**{name: value for name, value in given.items() if value is not None})
-        except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise SettingsError(f"{PREFIX}{str(first['loc'][0]).upper()}: {first['msg']}") from error
+        return _read(cls, environment, given)
 
     @property
     def database_url(self) -> str:
@@ -72,3 +64,45 @@ class Settings(BaseSettings):
     def threads(self) -> int:
         """Threads for decoding and embedding."""
         return self.cpus or len(os.sched_getaffinity(0))
+
+
+class ClientSettings(BaseSettings):
+    """What the client commands run with; as in Settings."""
+
+    model_config = SettingsConfigDict(env_prefix=PREFIX, frozen=True, extra="forbid")
+
+    url: str = Field("http://127.0.0.1:8000", description="address of the running service, for the client commands")
+
+    @field_validator("url")
+    @classmethod
+    def _is_address(cls, value: str) -> str:
+        if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", value):
+            raise ValueError(f"{value!r} is no address of a service: write it as http://127.0.0.1:8000")
+        return value.rstrip("/")
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str] | None = None, **given: Any) -> Self:
+        """The settings of the environment, with what the command line gave on top. Raises SettingsError."""
+        return _read(cls, environment, given)
+
+
+Kind = TypeVar("Kind", Settings, ClientSettings)
+
+
+def _read(kind: type[Kind], environment: Mapping[str, str] | None, given: Mapping[str, Any]) -> Kind:
+    known = [PREFIX + name.upper() for settings in (Settings, ClientSettings) for name in settings.model_fields]
+    names = {name for name in (os.environ if environment is None else environment) if name.startswith(PREFIX)}
+    for name in sorted(names):
+        if name.upper() not in known:
+            raise SettingsError(f"{name} is no setting of Roadmatch: use one of {', '.join(known)}")
+    try:
+        return kind(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        message = first["msg"].removeprefix("Value error, ")
+        raise SettingsError(f"{PREFIX}{str(first['loc'][0]).upper()}: {message}") from error
+
+
+def environment_of_a_child() -> dict[str, str]:
+    """This process's environment without any setting of Roadmatch, for a service that takes them all as options."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(PREFIX)}

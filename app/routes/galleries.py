@@ -5,12 +5,13 @@ from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel
+from pydantic import BaseModel, Field
 
 from app.answers import StatedRate, stated_rate
 from app.forms import GalleryChange, GalleryName, NewGallery
 from app.routes.wiring import ServiceDep, failures, from_cursor, to_cursor
 from app.service import Service
+from roadmatch.errors import BundleNotFound, RuleError
 from roadmatch.gallery import galleries
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.self_check import Calibration
@@ -31,7 +32,9 @@ class GalleryView(BaseModel):
     images: int
     seq: int
     created_at: datetime
-    threshold: float
+    threshold: Annotated[
+        float | None, Field(description="null where its bundle is not loaded or its rule reaches no further")
+    ]
     calibration: Calibration
     stated_rate: StatedRate | None
 
@@ -93,9 +96,12 @@ async def delete_gallery(gallery: GalleryName, service: ServiceDep) -> None:
 
 def view(service: Service, gallery: Gallery) -> GalleryView:
     """The gallery as it goes out."""
-    points = service.points(gallery.bundle)
-    point = points.point(gallery.rule)
-    calibration, stated = stated_rate(service, gallery, point, gallery.items)
+    try:
+        point = service.points(gallery.bundle).point(gallery.rule)
+        threshold: float | None = point.threshold(gallery.items).value
+        calibration, stated = stated_rate(service, gallery, point, gallery.items)
+    except (BundleNotFound, RuleError):  # its searches say so; one such gallery must not hide the others
+        threshold, calibration, stated = None, Calibration.NOT_CHECKED, None
     return GalleryView(
         name=gallery.name,
         bundle=gallery.bundle,
@@ -105,7 +111,7 @@ def view(service: Service, gallery: Gallery) -> GalleryView:
         images=gallery.images,
         seq=gallery.seq,
         created_at=gallery.created_at,
-        threshold=point.threshold(gallery.items).value,
+        threshold=threshold,
         calibration=calibration,
         stated_rate=stated,
     )

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Header, Query, Response
 from fastapi import Form as FormBody
 from pydantic import BaseModel
 
-from app.forms import NO_REPEATS, GalleryName, IdempotencyKey, ImageId, ImagesForm, ItemForm, ItemId, Version
+from app.forms import NO_REPEATS, GalleryName, IdempotencyKey, ImageId, ImagesForm, ItemForm, ItemId, Version, invalid
 from app.routes.wiring import ServiceDep, failures, from_cursor, to_cursor
 from app.service import Service
 from roadmatch.errors import IdempotencyMismatch, VersionMismatch
@@ -97,6 +97,8 @@ async def put_item(
     if_none_match: _OnlyNew = None,
 ) -> Written:
     """Add an item under your id, or replace it; an image that it has already keeps its id."""
+    if if_match and if_none_match:
+        raise invalid("If-None-Match", "give it or If-Match, not both", "header")
     found, images = await _new_images(service, gallery, [await image.read() for image in form.image])
     expect = Absent.ABSENT if if_none_match else _version(found, if_match)
     write = partial(

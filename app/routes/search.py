@@ -51,6 +51,7 @@ async def search_gallery(
 async def search_batch(gallery: GalleryName, form: Annotated[BatchForm, _MULTIPART], service: ServiceDep) -> Response:
     """Up to 64 searches on one generation of the gallery; a bad picture gets its problem, the others their answers."""
     found = await service.on_a_core(partial(galleries.get, service.database, gallery))
+    service.encoder(found.bundle)
     queries = await _encode_all(service, found.bundle, [await image.read() for image in form.image])
 
     def answer() -> bytes:

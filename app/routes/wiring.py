@@ -2,13 +2,16 @@
 
 import base64
 import binascii
+import re
 from typing import Annotated, Any
 
 from fastapi import Depends, Request
-from fastapi.exceptions import RequestValidationError
 
+from app.forms import NAME_PATTERN, invalid
 from app.problems import Problem
 from app.service import Service
+
+_NAME = re.compile(NAME_PATTERN)
 
 
 def _service(request: Request) -> Service:
@@ -36,13 +39,7 @@ def from_cursor(cursor: str | None) -> str | None:
     try:
         last = base64.b64decode(cursor + "=" * (-len(cursor) % 4), altchars=b"-_", validate=True).decode()
     except (binascii.Error, ValueError) as error:
-        raise _bad_cursor() from error
-    if not last or to_cursor(last) != cursor or "\0" in last:
-        raise _bad_cursor()
+        raise invalid("cursor", "not a cursor of this list", "query") from error
+    if to_cursor(last) != cursor or not _NAME.fullmatch(last):
+        raise invalid("cursor", "not a cursor of this list", "query")
     return last
-
-
-def _bad_cursor() -> RequestValidationError:
-    return RequestValidationError(
-        [{"loc": ("query", "cursor"), "msg": "not a cursor of this list", "type": "value_error", "input": None}]
-    )

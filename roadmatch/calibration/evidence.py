@@ -81,8 +81,8 @@ def rates(
     drawn_recall, drawn_wrong = drawn[:, 1] / drawn[:, 0], drawn[:, 2] / drawn[:, 0]
     drawn_false = _without_double_draws(per_pair * drawn[:, 4] / drawn[:, 0], groups, per_pair / searches)
     found = _rate(recall, float(np.var(drawn_recall)) + threshold_variance, units)
-    mistakes = _rate(mistaken, float(np.var(drawn_wrong)), units)
-    false_matches = _rate(false_rate, float(np.var(drawn_false)), units)
+    mistakes = _rate(mistaken, float(np.var(drawn_wrong)), units, rare=True)
+    false_matches = _rate(false_rate, float(np.var(drawn_false)), units, rare=True)
     return Rates(found, false_matches, _precision(found, mistakes, false_matches, match_share), int(searches))
 
 
@@ -135,9 +135,10 @@ def _without_double_draws(drawn: Floats, groups: Sequence[Judged], per_pair: flo
     return np.asarray(drawn.mean() + (drawn - drawn.mean()) * sqrt(max(variance - 2 * of_pairs, of_pairs) / variance))
 
 
-def _rate(share: float, variance: float, units: int) -> Rate:
+def _rate(share: float, variance: float, units: int, *, rare: bool = False) -> Rate:
+    """rare: of events so few that their own variance says little; then there are no more samples than units."""
     size = share * (1 - share) / variance if variance > 0 and 0 < share < 1 else float(units)
-    low, high = wilson(share, size)
+    low, high = wilson(share, min(size, units) if rare else size)
     return Rate(value=round(share, 6), low=round(low, 6), high=round(high, 6))
 
 

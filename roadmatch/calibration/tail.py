@@ -15,6 +15,7 @@ _ANCHOR_PAIRS = 60
 """Beyond the score that so many pairs of units reach, the tail goes on by its form."""
 _LONE = 3**0.5
 _LEAST_RATE = 1e-12
+_LEAST_DECAY = 1e-3
 _ONE_SIDED = 0.95
 
 
@@ -44,17 +45,17 @@ def fit_tail(scored: Scored, weights: Floats) -> Tail:
     everything = np.ones((1, scored.units))
     at = max(int(np.searchsorted(-pairs.unit_pairs(scored.units), -_ANCHOR_PAIRS, side="right")) - 1, 0)
     anchor = pairs.grid[at]
-    room = scored.ceiling - anchor
+    room = max(scored.ceiling - anchor, 10**-DECIMALS)
     counted, resampled = pairs.rates(everything)[0], pairs.rates(weights)
     decay = float(pairs.mean_decay(anchor, room, everything)[0])
-    decays = np.nan_to_num(pairs.mean_decay(anchor, room, weights), nan=decay)
+    drawn_decays = np.nan_to_num(pairs.mean_decay(anchor, room, weights), nan=decay)
+    decays = decay + (drawn_decays - decay) / _LONE
 
     steps = np.geomspace(1, (_LEAST_RATE / counted[at]) ** decay, _STEPS)  # of the way to the ceiling
     beyond = np.unique(np.round(np.append(anchor + room * (1 - steps), scored.ceiling + 10**-DECIMALS), DECIMALS))
     left = np.clip(1 - (beyond - anchor) / room, 0, 1)
     grid = np.concatenate([pairs.grid[:at], beyond])
     rate = np.concatenate([counted[:at], counted[at] * left ** (1 / decay)])
-    decays = decay + (decays - decay) / _LONE
     drawn = np.hstack([resampled[:, :at], resampled[:, at, None] * left ** (1 / decays[:, None])])
     upper = np.maximum(np.quantile(drawn, _ONE_SIDED, axis=0), rate)
     return Tail(
@@ -121,4 +122,4 @@ class _HighestPairs:
         products = weights[:, self.one[:above]] * weights[:, self.other[:above]]
         share = np.clip((self.scores[:above] - anchor) / room, 0, 1 - 1e-9)
         with np.errstate(invalid="ignore"):
-            return np.asarray(products @ -np.log1p(-share) / products.sum(axis=1))
+            return np.maximum(products @ -np.log1p(-share) / products.sum(axis=1), _LEAST_DECAY)

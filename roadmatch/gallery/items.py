@@ -36,6 +36,7 @@ from roadmatch.store.database import Database
 __all__ = [
     "LONGEST_LABEL",
     "MOST_IMAGES",
+    "UNSTORABLE",
     "Absent",
     "GalleryStore",
     "Item",
@@ -61,7 +62,8 @@ LONGEST_LABEL = 256
 """In characters."""
 
 _ITEM_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")  # PostgreSQL takes no NUL in a text, and UTF-8 no lone surrogate
+UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+"""PostgreSQL takes no NUL in a text, and UTF-8 no lone surrogate."""
 
 
 class Absent(Enum):
@@ -298,14 +300,14 @@ def _check_id(item_id: str) -> None:
 
 
 def _check_content(label: str | None, metadata: Metadata) -> None:
-    if label is not None and (len(label) > LONGEST_LABEL or _UNSTORABLE.search(label)):
+    if label is not None and (len(label) > LONGEST_LABEL or UNSTORABLE.search(label)):
         raise ValueError(f"a label is a text of at most {LONGEST_LABEL} characters without NUL: {label[:40]!r}")
     for name, value in metadata.items():
         if not isinstance(value, str | int | float | bool | None) or (
             isinstance(value, float) and not math.isfinite(value)
         ):
             raise ValueError(f"a value of metadata is a text, a finite number, true, false or null: {name!r}")
-        if _UNSTORABLE.search(name) or (isinstance(value, str) and _UNSTORABLE.search(value)):
+        if UNSTORABLE.search(name) or (isinstance(value, str) and UNSTORABLE.search(value)):
             raise ValueError(f"metadata holds no NUL and no lone surrogate: {name!r}")
 
 

@@ -1,0 +1,389 @@
+"""From held-out searches to thresholds that keep what they promise."""
+
+from concurrent.futures import ProcessPoolExecutor
+from functools import lru_cache
+from itertools import product
+from math import hypot
+from multiprocessing import get_context
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from roadmatch import bundle as bundles
+from roadmatch.calibration import Calibration, Searches, calibrate, choose_score
+from roadmatch.calibration.evidence import Judged, Rates, bootstrap, folds, rates, wilson
+from roadmatch.calibration.rules import Fit, Rule, false_match_rate, max_f1, precision
+from roadmatch.calibration.searches import Floats, Scored, Similarities
+from roadmatch.calibration.tail import fit_tail
+from roadmatch.errors import UnknownRule, UnsupportedRule
+from roadmatch.operating_points import OperatingPoints, Rate, promise
+from roadmatch.scoring import ScoreRule, Vector
+from training.calibrate import HOW, Embedded
+from training.default_bundle import EMBEDDINGS
+
+PLAIN = ScoreRule()
+
+
+@lru_cache
+def stored() -> tuple[Searches, Vector]:
+    """The photographs and copies that the default bundle was calibrated on, and its background."""
+    embedded = Embedded.load(EMBEDDINGS)
+    return embedded.searches(embedded.copies), bundles.read(bundles.default_bundle_folder()).background
+
+
+def made_up(units: int, copies: int = 4, noise: float = 0.6, dimension: int = 24, seed: int = 0) -> Searches:
+    """Units that are random directions, and copies with noise on them."""
+    random = np.random.default_rng(seed)
+    gallery = random.normal(size=(units, dimension))
+    gallery /= np.linalg.norm(gallery, axis=1, keepdims=True)
+    queries = np.repeat(gallery, copies, axis=0) + noise / np.sqrt(dimension) * random.normal(
+        size=(units * copies, dimension)
+    )
+    queries /= np.linalg.norm(queries, axis=1, keepdims=True)
+    numbers = np.arange(units)
+    return Searches(
+        "made-up directions",
+        queries.astype(np.float32),
+        np.repeat(numbers, copies),
+        gallery.astype(np.float32),
+        numbers,
+    )
+
+
+def nothing(dimension: int = 24) -> Vector:
+    return np.eye(dimension, dtype=np.float32)[:1]
+
+
+def scored(searches: Searches) -> Scored:
+    return Similarities.of(searches, nothing(searches.queries.shape[1]), [1]).scored(PLAIN)
+
+
+def weights(units: int, resamples: int = 200, seed: int = 3) -> Floats:
+    return bootstrap(units, resamples, np.random.default_rng(seed))
+
+
+# Worked by hand
+
+
+def test_three_units_worked_by_hand() -> None:
+    scores = np.array([[0.9, 0.2, 0.1], [0.6, 0.5, 0.4], [0.3, 0.7, 0.8], [0.1, 0.2, 0.3]])
+    judged = Judged.of(Scored(scores, 1.0, np.array([0, 1, 2, 2]), np.arange(3)), 0.5)
+    assert judged.searches.tolist() == [1, 1, 2]
+    assert judged.right.tolist() == [1, 0, 1]  # the second query's best is unit 0, the fourth finds nothing
+    assert judged.wrong.tolist() == [0, 1, 0]
+    assert judged.false.tolist() == [0, 1, 1]  # with their own unit held out: .2, .6, .7 and .2
+    assert judged.pairs.tolist() == [[0, 0, 0], [1, 0, 0], [0, 1, 0]]
+
+
+def test_a_score_at_the_threshold_is_accepted() -> None:
+    one = Scored(np.array([[0.5, 0.4]]), 1.0, np.array([0]), np.arange(2))
+    assert Judged.of(one, 0.5).right.tolist() == [1, 0]
+    assert Judged.of(one, 0.500001).right.tolist() == [0, 0]
+
+
+def test_precision_falls_with_the_share_of_searches_that_have_a_match() -> None:
+    judged = Judged(np.full(100, 100.0), np.full(100, 90.0), np.zeros(100), np.full(100, 10.5), np.zeros((100, 100)))
+    at_half = rates([judged], 0.5, np.random.default_rng(0), 50).precision.value
+    at_tenth = rates([judged], 0.1, np.random.default_rng(0), 50).precision.value
+    assert at_half == pytest.approx(0.9 / (0.9 + 0.105), abs=1e-6)
+    assert at_half == pytest.approx(0.895, abs=1e-3)
+    assert at_tenth == pytest.approx(0.09 / (0.09 + 0.0945), abs=1e-6)  # a half, with the same answers
+
+
+@pytest.mark.parametrize(
+    ("share", "size", "low", "high"), [(0.0, 100, 0.0, 0.0370), (0.5, 100, 0.4038, 0.5962), (0.9, 50, 0.7864, 0.9565)]
+)
+def test_wilsons_interval_has_its_tabled_values(share: float, size: int, low: float, high: float) -> None:
+    assert wilson(share, size) == pytest.approx((low, high), abs=1e-4)
+
+
+# The tail of the non-matching pairs
+
+
+def pair_rate(some: Scored, threshold: float) -> float:
+    """Straight from the definition."""
+    others = [
+        some.scores[q, g]
+        for q, g in product(range(some.scores.shape[0]), range(some.scores.shape[1]))
+        if some.query_unit[q] != some.gallery_unit[g]
+    ]
+    return sum(score >= threshold for score in others) / len(others)
+
+
+def test_the_tail_counts_pairs_where_there_are_enough_of_them() -> None:
+    some = scored(made_up(60))
+    tail = fit_tail(some, weights(60))
+    counted = tail.rate >= 0.02
+    for threshold, rate in zip(tail.grid[counted][::9], tail.rate[counted][::9], strict=True):
+        assert rate == pytest.approx(pair_rate(some, threshold), abs=1e-12)
+
+
+def test_the_tail_falls_to_nothing_at_the_ceiling_and_its_bound_lies_above_it() -> None:
+    some = scored(made_up(60))
+    tail = fit_tail(some, weights(60))
+    assert (np.diff(tail.grid) > 0).all()
+    assert (np.diff(tail.rate) <= 0).all()
+    assert (np.diff(tail.upper) <= 0).all()
+    assert (tail.upper >= tail.rate - 1e-12).all()
+    assert tail.grid[-1] > some.ceiling
+    assert tail.rate[-1] <= 1e-12
+    assert tail.upper[0] > tail.rate[0] * 1.01
+
+
+def test_few_pairs_show_no_small_rates() -> None:
+    assert fit_tail(scored(made_up(60)), weights(60)).least_shown == pytest.approx(3 / (60 * 59 / 2))
+
+
+def test_a_gallery_of_copies_of_one_thing_gives_thresholds_that_nothing_reaches() -> None:
+    alike = np.tile(np.eye(8, dtype=np.float32)[0], (40, 1))
+    one_thing = Searches("one picture", alike, np.arange(40), alike, np.arange(40))
+    how = Calibration((false_match_rate(0.2),), false_match_rate(0.2))
+    point = calibrate(one_thing, nothing(8), PLAIN, "m", how).point("false_match_rate<=0.2")
+    assert min(point.thresholds[1:]) > 1
+    assert point.evidence is not None
+    assert point.evidence.recall.value == 0
+
+
+# Rules
+
+
+@given(st.integers(0, 1000), st.sampled_from([0.01, 0.05, 0.2]))
+@settings(max_examples=12, deadline=None)
+def test_thresholds_bound_the_rate_and_grow_with_the_gallery(seed: int, rate: float) -> None:
+    fit = Fit.of(scored(made_up(50, seed=seed)), weights(50))
+    thresholds = false_match_rate(rate).thresholds(fit)
+    assert list(thresholds) == sorted(thresholds)
+    for step, threshold in enumerate(thresholds):
+        at = int(np.searchsorted(fit.tail.grid, threshold))
+        assert 1 - (1 - fit.tail.upper[at]) ** (2.0**step) <= rate * (1 + 1e-6)
+        if at > 0:  # and no less strict threshold would do
+            assert 1 - (1 - fit.tail.upper[at - 1]) ** (2.0**step) > rate * (1 - 1e-6)
+
+
+def test_the_conservative_threshold_is_stricter_than_the_one_that_just_fulfils_the_rule() -> None:
+    fit = Fit.of(scored(made_up(80)), weights(80))
+    just = fit.tail.grid[np.argmax(1 - (1 - fit.tail.rate) ** 64 <= 0.05)]
+    assert false_match_rate(0.05).thresholds(fit)[6] > just
+
+
+def test_precision_keeps_its_lower_bound_and_gives_up_where_none_is_sure_enough() -> None:
+    fit = Fit.of(scored(made_up(80, noise=0.9)), weights(80))
+    thresholds = precision(0.95, 0.5).thresholds(fit)
+    assert 0 < len(thresholds) < 31
+    for step, threshold in enumerate(thresholds):
+        at = int(np.searchsorted(fit.tail.grid, threshold))
+        false = 1 - (1 - fit.tail.upper[at]) ** (2.0**step)
+        right = 0.5 * fit.found_low[at]
+        assert right / (right + (0.5 * (1 - fit.found_low[at]) + 0.5) * false) >= 0.95 - 1e-9
+
+
+def test_max_f1_is_the_best_of_all_thresholds() -> None:
+    fit = Fit.of(scored(made_up(60)), weights(60))
+    chosen = max_f1(0.5).thresholds(fit)[5]
+
+    def f1(at: int) -> float:
+        right = 0.5 * fit.found[at]
+        wrong = (0.5 * (1 - fit.found[at]) + 0.5) * (1 - (1 - fit.tail.rate[at]) ** 32)
+        return float(2 * right / (right + wrong + 0.5))
+
+    assert f1(int(np.searchsorted(fit.tail.grid, chosen))) == pytest.approx(max(map(f1, range(len(fit.tail.grid)))))
+
+
+# Points
+
+
+def quick(*rules: Rule) -> Calibration:
+    return Calibration(rules, rules[0], resamples=100)
+
+
+def points_of(units: int = 80, *rules: Rule) -> OperatingPoints:
+    return calibrate(made_up(units), nothing(), PLAIN, "m", quick(*(rules or (false_match_rate(0.1),))))
+
+
+def test_a_rule_that_so_few_pictures_cannot_show_is_unsupported_and_names_the_least_rate() -> None:
+    points = points_of(80, false_match_rate(0.05), false_match_rate(0.01))
+    assert points.point("false_match_rate<=0.05").supported
+    with pytest.raises(UnsupportedRule, match=r"least rate it can show is 0\.0375: calibrate on more pictures"):
+        points.point("false_match_rate<=0.01")
+    with pytest.raises(UnknownRule, match=r"use one of false_match_rate<=0\.05"):
+        points.point("false_match_rate<=0.02")
+
+
+def test_too_few_pictures_for_the_folds_are_refused() -> None:
+    with pytest.raises(ValueError, match="19 pictures are too few for 5 folds"):
+        points_of(19)
+
+
+def test_the_gallery_size_is_rounded_up_to_a_power_of_two() -> None:
+    point = points_of().point("false_match_rate<=0.1")
+    assert [point.threshold(size).gallery_size for size in (0, 1, 2, 3, 4, 5, 1000)] == [1, 1, 2, 4, 4, 8, 1024]
+    assert point.threshold(5).value == point.threshold(8).value < point.threshold(9).value
+
+
+def test_galleries_beyond_the_evidence_are_called_extrapolated() -> None:
+    point = points_of(80).point("false_match_rate<=0.1")
+    assert point.shown_up_to == 64  # 1-(1-f)^N = 0.1 asks for f = 3/(80*79/2) at about N = 110
+    assert not point.threshold(64).extrapolated
+    assert point.threshold(65).extrapolated
+
+
+def test_every_picture_testifies_once_and_never_on_a_threshold_that_it_helped_to_fit() -> None:
+    groups = folds(83, 5, np.random.default_rng(1))
+    assert sorted(np.concatenate(groups).tolist()) == list(range(83))
+    assert {len(group) for group in groups} == {16, 17}
+    evidence = points_of(83).point("false_match_rate<=0.1").evidence
+    assert evidence is not None
+    assert (evidence.pictures, evidence.gallery_size, evidence.searches_with_match) == (83, 17, 83 * 4)
+
+
+def test_copies_of_other_strengths_are_reported_apart_and_without_bounds() -> None:
+    points = calibrate(made_up(80), nothing(), PLAIN, "m", quick(false_match_rate(0.1)), shifted=made_up(80, noise=1.5))
+    point = points.point("false_match_rate<=0.1")
+    assert point.evidence is not None
+    assert point.shifted is not None
+    assert point.shifted.recall.value < point.evidence.recall.value
+    assert point.shifted.recall.low is None
+    assert point.evidence.recall.low is not None
+
+
+def test_the_score_is_normalised_where_that_finds_more() -> None:
+    """Half of the queries come with a haze that the background shows, too: its level tells how much of it they have."""
+    random = np.random.default_rng(5)
+    clear = made_up(120, copies=2, noise=0.5)
+    haze = np.zeros(24)
+    haze[0] = 1.0
+
+    def hazy(vectors: Vector, much: Floats) -> Vector:
+        mixed = vectors + much[:, None] * haze
+        return np.asarray(mixed / np.linalg.norm(mixed, axis=1, keepdims=True), np.float32)
+
+    searches = Searches(
+        "hazy directions",
+        hazy(clear.queries, random.uniform(0, 2, len(clear.queries))),
+        clear.query_unit,
+        hazy(clear.gallery, random.uniform(0, 2, 120)),
+        clear.gallery_unit,
+    )
+    background = hazy(random.normal(size=(40, 24)).astype(np.float32) / 5, random.uniform(0, 2, 40))
+    how = quick(false_match_rate(0.1))
+    candidates = [PLAIN, ScoreRule(0.5, 0.5, 5)]
+    chosen, recall = choose_score(searches, background, how, candidates)
+    assert chosen == candidates[1]
+    assert recall[candidates[1]] > recall[PLAIN] + 0.05
+    assert choose_score(clear, background, how, [PLAIN, PLAIN])[0] == PLAIN
+
+
+def test_what_is_expected_grows_with_the_gallery_and_falls_with_the_threshold() -> None:
+    curves = points_of().curves
+    assert curves.expected_false_match_rate(0.6, 10) < curves.expected_false_match_rate(0.6, 100) < 1
+    assert curves.expected_false_match_rate(0.7, 10) < curves.expected_false_match_rate(0.6, 10)
+    assert curves.expected_false_match_rate(1.1, 10**9) == 0
+    assert curves.expected_recall(0.5) > curves.expected_recall(0.9)
+    assert curves.expected_recall(1.1) == 0
+    rate = curves.pair_rate[-100]
+    assert curves.expected_false_match_rate(curves.scores[-100], 50) == pytest.approx(1 - (1 - rate) ** 50)
+
+
+def test_the_promise_says_the_figures_of_its_point() -> None:
+    points = points_of()
+    point = points.point("false_match_rate<=0.1")
+    assert point.evidence is not None
+    text = promise(points, point, 200, 0.034)
+    assert text.startswith("On made-up directions, 80 pictures not used for fitting, ")
+    assert f"{100 * point.evidence.recall.value:.1f} % of those with one were found" in text
+    assert "in a gallery of 16 were answered `match`" in text
+    assert "with 200 items" in text
+    assert "extrapolated: the evidence reaches to 64 items" in text
+    assert "the gallery's own images suggest at most 3.4 %" in text
+
+
+# The default bundle
+
+
+def test_the_default_bundles_points_follow_from_the_stored_embeddings() -> None:
+    searches, background = stored()
+    bundle = bundles.read(bundles.default_bundle_folder())
+    assert bundle.operating_points is not None
+    again = calibrate(searches, background, bundle.manifest.score, bundle.model, HOW)
+    for made, shipped in zip(again.points, bundle.operating_points.points, strict=True):
+        assert made.thresholds == pytest.approx(shipped.thresholds, abs=1e-5)
+        assert made.evidence == shipped.evidence
+    assert again.curves.pair_rate == pytest.approx(bundle.operating_points.curves.pair_rate, rel=1e-3)
+
+
+def test_the_default_bundle_was_calibrated_on_enough_pictures() -> None:
+    points = bundles.read(bundles.default_bundle_folder()).operating_points
+    assert points is not None
+    evidence = points.point(points.default_rule).evidence
+    assert points.default_rule == "false_match_rate<=0.01"
+    assert evidence is not None
+    assert evidence.pictures + len(stored()[1]) >= 500
+    assert evidence.searches_without_match == 9 * evidence.pictures
+
+
+HALVINGS = 100
+
+
+class Halving:
+    """What one half of the photographs states, and what the other half then shows."""
+
+    def __init__(self, seed: int) -> None:
+        searches, background = stored()
+        random = np.random.default_rng([7, seed])
+        order = random.permutation(len(searches.units))
+        fitted, other = np.sort(order[: len(order) // 2]), np.sort(order[len(order) // 2 :])
+        self.rate = 3 / len(fitted)
+        rules = (false_match_rate(self.rate), precision(0.95, 0.5))
+        score = bundles.read(bundles.default_bundle_folder()).manifest.score
+        how = Calibration(rules, rules[0], resamples=200, seed=seed)
+        points = calibrate(searches.only(fitted), background, score, "half", how).points
+        rest = Similarities.of(searches.only(other), background, [score.k]).scored(score)
+        self.stated, self.seen = [], []
+        for point in points:
+            assert point.evidence is not None
+            self.stated.append(point.evidence)
+            groups = [rest.only(fold) for fold in folds(rest.units, how.folds, random)]
+            judged = [Judged.of(group, point.threshold(group.units).value) for group in groups]
+            self.seen.append(rates(judged, 0.5, random, 200))
+        whole = Judged.of(rest, points[0].threshold(rest.units - 1).value)
+        self.whole: Rates = rates([whole], 0.5, random, 200)
+
+
+def agree(stated: Rate, seen: Rate) -> bool:
+    """Whether a rate lies in the stated bounds, allowing for its own sampling error (Newcombe, 1998, method 10)."""
+    assert stated.low is not None
+    assert stated.high is not None
+    assert seen.low is not None
+    assert seen.high is not None
+    below = hypot(stated.value - stated.low, seen.high - seen.value)
+    above = hypot(stated.high - stated.value, seen.value - seen.low)
+    return stated.value - below <= seen.value <= stated.value + above
+
+
+@pytest.fixture(scope="module")
+def halvings() -> list[Halving]:
+    """Cheap enough for every run: half a minute on two cores."""
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        return list(pool.map(Halving, range(HALVINGS), chunksize=10))
+
+
+@pytest.mark.parametrize("rule", [0, 1], ids=["false_match_rate", "precision"])
+@pytest.mark.parametrize("name", ["recall", "false_match_rate", "precision"])
+def test_the_truth_on_the_other_half_lies_in_the_stated_bounds(halvings: list[Halving], rule: int, name: str) -> None:
+    inside = sum(agree(getattr(half.stated[rule], name), getattr(half.seen[rule], name)) for half in halvings)
+    assert 90 <= inside <= 99, inside
+
+
+def test_the_conservative_false_match_rule_holds_on_the_other_half(halvings: list[Halving]) -> None:
+    found = [half.whole.false_match_rate for half in halvings]
+    holds = sum(rate.low is not None and rate.low <= half.rate for rate, half in zip(found, halvings, strict=True))
+    assert holds >= 90
+    assert np.mean([rate.value for rate in found]) <= halvings[0].rate * 0.75  # it is conservative, not just met
+    assert np.mean([half.whole.recall.value for half in halvings]) > 0.7  # and of use
+
+
+def test_embeddings_are_stored_where_the_tests_find_them() -> None:
+    assert EMBEDDINGS.is_relative_to(Path(__file__).parent)
