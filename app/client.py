@@ -46,7 +46,12 @@ class Client:
     """
 
     def __init__(
-        self, url: str, *, timeout_s: float = 120.0, patience_s: float = _PATIENCE_S, sleep: Callable[[float], None] = time.sleep
+        self,
+        url: str,
+        *,
+        timeout_s: float = 120.0,
+        patience_s: float = _PATIENCE_S,
+        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self.url = url
         self._patience_s = patience_s
@@ -94,7 +99,13 @@ class Client:
             raise
 
     def put_item(
-        self, gallery: str, item: str, pictures: Sequence[bytes], *, label: str | None = None, metadata: str | None = None
+        self,
+        gallery: str,
+        item: str,
+        pictures: Sequence[bytes],
+        *,
+        label: str | None = None,
+        metadata: str | None = None,
     ) -> Answer:
         """Add or replace an item; metadata is JSON text."""
         images = [("image", ("image", picture)) for picture in pictures]
@@ -149,15 +160,19 @@ class Client:
 
     def _send(self, method: str, path: str, **parts: Any) -> Answer:
         end = time.monotonic() + self._patience_s
-        for left in reversed(range(_TRIES)):
+        for tries in range(1, _TRIES + 1):
             response = self._ask(method, path, **parts)
-            pause = _retry_after_s(response)
-            if response.status_code != _BUSY or not left or time.monotonic() + pause > end:
+            pause = _PAUSE_S if response is None else _retry_after_s(response)
+            answered = response is not None and response.status_code != _BUSY
+            if answered or tries == _TRIES or time.monotonic() + pause > end:
                 break
             self._sleep(pause)
-        return self._read(response)
+        if response is None:
+            raise ClientError(f"{self.url} broke the connection off {_times(tries)}: try again")
+        return self._read(response, tries)
 
-    def _ask(self, method: str, path: str, **parts: Any) -> httpx.Response:
+    def _ask(self, method: str, path: str, **parts: Any) -> httpx.Response | None:
+        """None where the connection broke off, as it may when the service is busy and refuses a body unread."""
         try:
             return self._http.request(method, path, **parts)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
@@ -167,14 +182,14 @@ class Client:
             ) from error
         except httpx.TimeoutException as error:
             raise ClientError(f"the service at {self.url} did not answer in time: try again") from error
-        except httpx.RemoteProtocolError as error:
+        except (httpx.ReadError, httpx.WriteError):
+            return None
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise ClientError(
                 f"{self.url} hung up or is not Roadmatch ({error}): try again, or say with --url where the service runs"
             ) from error
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise ClientError(f"the connection to {self.url} failed ({error}): try again") from error
 
-    def _read(self, response: httpx.Response) -> Answer:
+    def _read(self, response: httpx.Response, tries: int) -> Answer:
         try:
             answer = response.json()
         except ValueError as error:
@@ -183,7 +198,8 @@ class Client:
             return answer
         if not isinstance(answer, dict) or not {"code", "detail"} <= answer.keys():
             raise self._stranger(response.status_code)
-        raise RefusedByService(response.status_code, str(answer["code"]), _detail(response.status_code, answer))
+        asked = f" (asked {_times(tries)})" if tries > 1 else ""
+        raise RefusedByService(response.status_code, str(answer["code"]), f"{answer['detail']}{asked}")
 
     def _stranger(self, status: int | None = None) -> ClientError:
         said = "" if status is None else f" (status {status})"
@@ -195,13 +211,11 @@ def _given(**fields: str | float | None) -> dict[str, str]:
     return {name: str(value) for name, value in fields.items() if value is not None}
 
 
+def _times(tries: int) -> str:
+    return "once" if tries == 1 else f"{tries} times"
+
+
 def _retry_after_s(response: httpx.Response) -> float:
     """Seconds; the header's other form, a date, is never sent by the service."""
     header = response.headers.get("Retry-After", "")
     return float(header) if header.isascii() and header.isdigit() else _PAUSE_S
-
-
-def _detail(status: int, answer: Answer) -> str:
-    """What the service says of it, and for how long it was asked if it was busy."""
-    detail = str(answer["detail"])
-    return f"{detail} (asked up to {_TRIES} times)" if status == _BUSY else detail

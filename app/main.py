@@ -13,7 +13,6 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from app import problems
-from app.connections import connections
 from app.forms import KNOWN_QUERY
 from app.gate import Gate
 from app.routes import galleries, items, operations, search

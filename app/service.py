@@ -48,6 +48,8 @@ class Service:
     metrics: Metrics
     replicas: Replicas
     cores: anyio.CapacityLimiter
+    writers: anyio.CapacityLimiter
+    health: anyio.CapacityLimiter
     stopping: bool = False
     _checks: dict[str, SelfChecks] = field(default_factory=lambda: defaultdict(SelfChecks))
     _asked: set[tuple[str, str]] = field(default_factory=set)
@@ -77,6 +79,10 @@ class Service:
     async def on_a_core(self, work: Callable[[], T]) -> T:
         """Run work that computes, in a thread, as many at a time as there are cores."""
         return await anyio.to_thread.run_sync(work, limiter=self.cores)
+
+    async def on_a_writer(self, work: Callable[[], T]) -> T:
+        """Run work that waits for the database's locks, in a thread that nothing else waits for."""
+        return await anyio.to_thread.run_sync(work, limiter=self.writers)
 
     async def encode(self, bundle: str, data: bytes) -> Encoded:
         """A picture's embedding. Raises ImageError, BundleNotFound."""
@@ -197,7 +203,15 @@ def open_service(settings: Settings) -> Service:
         raise SettingsError(f"ROADMATCH_DATABASE: {error}") from error
     store = GalleryStore(database, FolderBlobs(settings.data / "pictures"), failpoint(settings.failpoint))
     service = Service(
-        settings, database, store, encoders, Metrics(), Replicas(database), anyio.CapacityLimiter(settings.threads)
+        settings=settings,
+        database=database,
+        store=store,
+        encoders=encoders,
+        metrics=Metrics(),
+        replicas=Replicas(database),
+        cores=anyio.CapacityLimiter(settings.threads),
+        writers=anyio.CapacityLimiter(settings.threads + settings.queue),
+        health=anyio.CapacityLimiter(2),
     )
     threading.Thread(target=service.keep_house, name="housekeeping", daemon=True).start()
     return service

@@ -41,7 +41,7 @@ class Connection:
         while len(body) < length:
             body += self._more()
         if b" 200 " not in head.split(b"\r\n")[0]:
-            raise RuntimeError(f"the service answered {received[: end + 400]!r}")
+            raise RuntimeError(f"the service answered {head.splitlines()[0]!r}: {body[:400]!r}")
         return body
 
     def ask(self, request: bytes) -> bytes:

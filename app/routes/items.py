@@ -111,7 +111,7 @@ async def put_item(
         images=images,
         expect_version=expect,
     )
-    return await _written(found, response, write)
+    return await _written(service, found, response, write)
 
 
 @router.post(
@@ -146,7 +146,7 @@ async def add_item(
         except VersionMismatch:
             return Put(_same(items.get(service.store, found, item), form, images), Outcome.UNCHANGED)
 
-    return await _written(found, response, write)
+    return await _written(service, found, response, write)
 
 
 @router.get("/v1/galleries/{gallery}/items", response_model=ItemList, responses=failures(404, 422, 503))
@@ -198,7 +198,7 @@ async def add_images(
     """More images of an item; one that it has already is not doubled."""
     found, images = await _new_images(service, gallery, [await image.read() for image in form.image])
     write = partial(items.add_images, service.store, found, item, images, expect_version=_version(found, if_match))
-    return await _written(found, response, write)
+    return await _written(service, found, response, write)
 
 
 @router.delete(
@@ -255,8 +255,8 @@ async def _new_images(service: Service, name: str, pictures: list[bytes]) -> tup
     return gallery, [results[number] for number in range(len(pictures))]
 
 
-async def _written(gallery: Gallery, response: Response, write: Callable[[], Put]) -> Written:
-    put = await anyio.to_thread.run_sync(write)
+async def _written(service: Service, gallery: Gallery, response: Response, write: Callable[[], Put]) -> Written:
+    put = await service.on_a_writer(write)
     response.status_code = 201 if put.outcome is Outcome.CREATED else 200
     response.headers["ETag"] = _etag(gallery, put.item)
     response.headers["Location"] = f"/v1/galleries/{gallery.name}/items/{put.item.id}"

@@ -1,5 +1,7 @@
 """Bundles, health and metrics."""
 
+import anyio
+import anyio.to_thread
 from fastapi import APIRouter, Response
 from pydantic import BaseModel
 
@@ -73,11 +75,11 @@ async def live() -> Health:
 
 
 @router.get("/readyz", response_model=Health, responses=failures(503))
-def ready(service: ServiceDep) -> Health:
+async def ready(service: ServiceDep) -> Health:
     """The bundles are loaded, the database answers, and the service is not stopping."""
     if service.stopping:
         raise StoreUnavailable("the service is stopping")
-    service.database.ping()
+    await anyio.to_thread.run_sync(service.database.ping, limiter=service.health)
     return Health()
 
 

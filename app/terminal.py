@@ -1,5 +1,6 @@
-"""Rows of text in aligned columns, for a terminal."""
+"""Text for a terminal: aligned rows, and complaints of one line."""
 
+import sys
 from collections.abc import Sequence
 
 
@@ -21,3 +22,8 @@ def aligned(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list
 def printable(text: str) -> str:
     """The text on one line, without anything that a terminal would obey and without what cannot be encoded."""
     return "".join(letter if letter.isprintable() else "?" for letter in " ".join(text.split()))
+
+
+def complain(about: object) -> None:
+    """One line on stderr."""
+    print(f"roadmatch: {printable(str(about))}", file=sys.stderr, flush=True)  # noqa: T201
