@@ -9,6 +9,7 @@ with one line on stderr; 130 after Ctrl-C and 141 where nobody reads what is pri
 """
 
 import argparse
+import contextlib
 import os
 import sys
 from argparse import Namespace
@@ -222,10 +223,8 @@ def _fail(message: str, status: int = 1) -> int:
 
 def _let_go_of_stdout() -> None:
     """What is still buffered has nowhere to go; the interpreter would try once more at its end and complain."""
-    try:
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # where there is no stdout of the system's
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (AttributeError, OSError, ValueError):
-        pass  # there is no stdout of the system's to let go of
 
 
 if __name__ == "__main__":

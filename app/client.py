@@ -25,7 +25,7 @@ class ClientError(RoadmatchError):
     """The service cannot be asked, or what answers is not the service."""
 
 
-class RefusedByService(ClientError):
+class RefusalError(ClientError):
     """The service says why it does not do it: status and code as in its problem."""
 
     def __init__(self, status: int, code: str, detail: str) -> None:
@@ -40,9 +40,9 @@ class RefusedByService(ClientError):
 
 
 class Client:
-    """A running service. Methods raise ClientError; RefusedByService where the service itself refuses.
+    """A running service. Methods raise ClientError; RefusalError where the service itself refuses.
 
-    An answer of 503 is asked again after its Retry-After, four times and 20 s at most: every request here can be repeated.
+    After 503 the request is sent again when Retry-After says, four times and for 20 s at most: all can be repeated.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class Client:
         self.url = url
         self._patience_s = patience_s
         self._sleep = sleep
-        # trust_env: a proxy set for the web must not get in between, and the environment is read in app/settings.py only
+        # trust_env: a proxy for the web must not get in between, and only app/settings.py reads the environment
         self._http = httpx.Client(base_url=url, timeout=httpx.Timeout(timeout_s, connect=5.0), trust_env=False)
 
     def __enter__(self) -> Self:
@@ -69,7 +69,7 @@ class Client:
         """The gallery; None where there is none of this name."""
         try:
             return self._send("GET", f"/v1/galleries/{name}")
-        except RefusedByService as error:
+        except RefusalError as error:
             if error.code == "gallery-not-found":
                 return None
             raise
@@ -93,7 +93,7 @@ class Client:
         """The new gallery; None where somebody else made it just now."""
         try:
             return self._send("POST", "/v1/galleries", json={"name": name})
-        except RefusedByService as error:
+        except RefusalError as error:
             if error.code == "gallery-exists":
                 return None
             raise
@@ -152,7 +152,7 @@ class Client:
         """Whether the service reads this picture: it is compared with itself."""
         try:
             self.compare(picture, picture)
-        except RefusedByService as error:
+        except RefusalError as error:
             if error.is_about_the_picture:
                 return False
             raise
@@ -199,7 +199,7 @@ class Client:
         if not isinstance(answer, dict) or not {"code", "detail"} <= answer.keys():
             raise self._stranger(response.status_code)
         asked = f" (asked {_times(tries)})" if tries > 1 else ""
-        raise RefusedByService(response.status_code, str(answer["code"]), f"{answer['detail']}{asked}")
+        raise RefusalError(response.status_code, str(answer["code"]), f"{answer['detail']}{asked}")
 
     def _stranger(self, status: int | None = None) -> ClientError:
         said = "" if status is None else f" (status {status})"

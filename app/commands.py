@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.client import NAME, Answer, Client, RefusedByService
+from app.client import NAME, Answer, Client, RefusalError
 from app.settings import ClientSettings
 from app.terminal import complain, printable
 from app.verdict import Comparison, GalleryRow, Verdict, Written, compare_lines, gallery_lines, search_lines
@@ -56,7 +56,7 @@ def search(chosen: Namespace) -> int:
             answer = client.search(
                 chosen.gallery, data, rule=chosen.rule, threshold=chosen.threshold, top_k=chosen.top_k
             )
-        except RefusedByService as error:
+        except RefusalError as error:
             raise _explained(error, chosen.image) from error
     _show(chosen, answer, lambda: search_lines(Verdict.of(answer)))
     return 0
@@ -75,7 +75,7 @@ def compare(chosen: Namespace) -> int:
                 rule=chosen.rule,
                 threshold=chosen.threshold,
             )
-        except RefusedByService as error:
+        except RefusalError as error:
             culprit = chosen.picture if error.is_about_the_picture and client.takes(query) else chosen.query
             raise _explained(error, culprit) from error
     _show(chosen, answer, lambda: compare_lines(Comparison.of(answer)))
@@ -106,7 +106,7 @@ def items_of(files: Sequence[Path], given_id: str | None) -> list[NewItem]:
 
 
 def id_of(file: Path) -> str:
-    """The file's stem with what an id cannot have replaced: accents go, anything else becomes `-`. Raises ArgumentTypeError."""
+    """The file's stem made to fit: accents go, what else an id cannot have becomes `-`. Raises ArgumentTypeError."""
     plain = unicodedata.normalize("NFKD", file.stem)
     letters = (letter for letter in plain if not unicodedata.combining(letter))
     fitting = "".join(letter if NAME.fullmatch(f"x{letter}") else "-" for letter in letters)
@@ -157,7 +157,7 @@ def _add_one(client: Client, chosen: Namespace, item: NewItem) -> str:
     pictures = [read(file) for file in item.files]
     try:
         answer = client.put_item(chosen.gallery, item.id, pictures, label=chosen.label, metadata=chosen.metadata)
-    except RefusedByService as error:
+    except RefusalError as error:
         culprit = item.files[0]
         if error.is_about_the_picture and len(pictures) > 1:
             refused = [file for file, data in zip(item.files, pictures, strict=True) if not client.takes(data)]
@@ -172,7 +172,7 @@ def _add_one(client: Client, chosen: Namespace, item: NewItem) -> str:
     return written.outcome
 
 
-def _explained(error: RefusedByService, file: Path) -> RoadmatchError:
+def _explained(error: RefusalError, file: Path) -> RoadmatchError:
     """The refusal with the thing and the mend that only this side knows."""
     if error.code == "gallery-not-found":
         return FileError(f"{error}: `roadmatch galleries` lists them, `roadmatch add FILE... --gallery NAME` makes one")

@@ -95,7 +95,10 @@ def of_validation(found: Sequence[dict[str, object]]) -> Problem:
     first = found[0]
     where = first["loc"] if isinstance(first["loc"], tuple) else ()
     place = ".".join(str(part) for part in where if part not in ("body", "query", "path", "header"))
-    return problem(422, "invalid-request", f"{place[:_LONGEST_PLACE]}: {first['msg']}" if place else str(first["msg"]))
+    message = str(first["msg"]).removeprefix("Value error, ")
+    if message.startswith("Expected UploadFile"):  # the framework's own words name a class of Python
+        message = "send it as a file, with a filename"
+    return problem(422, "invalid-request", f"{place[:_LONGEST_PLACE]}: {message}" if place else message)
 
 
 async def _expected(_: Request, error: Exception) -> Response:

@@ -86,7 +86,7 @@ class ClientSettings(BaseSettings):
         return _read(cls, environment, given)
 
 
-Kind = TypeVar("Kind", Settings, ClientSettings)
+Kind = TypeVar("Kind", bound=BaseSettings)
 
 
 def _read(kind: type[Kind], environment: Mapping[str, str] | None, given: Mapping[str, Any]) -> Kind:

@@ -136,7 +136,7 @@ def search_lines(verdict: Verdict) -> list[str]:
         f"{verdict.decision}{named}  ({where})",
         _numbers(best.score, verdict.threshold, best.margin) + _rule(verdict),
     ]
-    rows = [("", "item", "score", "margin", "similarity", "image")]
+    rows: list[tuple[str, ...]] = [("", "item", "score", "margin", "similarity", "image")]
     rows += [_row("match", hit) for hit in verdict.matches] + [_row("near miss", hit) for hit in verdict.near_misses]
     more = ["more items match: --top-k shows them"] if verdict.matches_truncated else []
     return [*head, *_behind(verdict), *aligned(rows, right=(2, 3, 4)), *more]
@@ -168,8 +168,7 @@ def warning(calibration: str) -> list[str]:
     if calibration != "does_not_fit":
         return []
     return [
-        "warning: calibration does_not_fit: by the gallery's own images false matches are far more frequent than stated; "
-        "it needs a calibration of its own"
+        "warning: calibration does_not_fit: the gallery's own images suggest far more false matches than is stated"
     ]
 
 

@@ -38,16 +38,22 @@ class Served:
     def kill(self) -> None:
         """kill -9, and wait for the end; does nothing to a process that has ended."""
         self.process.kill()
-        self.process.wait(_PATIENCE_S)
+        self._wait()
 
     def stop(self) -> int:
         """SIGTERM, and wait for the end -> exit status."""
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(_PATIENCE_S)
+        return self._wait()
 
     def errors(self) -> str:
         """What it wrote to stderr so far."""
         return self._log.read_text()
+
+    def _wait(self) -> int:
+        status = self.process.wait(_PATIENCE_S)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return status
 
 
 def start(data: Path, bundle: Path, **settings: object) -> Served:
@@ -66,11 +72,11 @@ def start(data: Path, bundle: Path, **settings: object) -> Served:
             cwd=data.parent,
         )
     assert process.stdout is not None
-    with process.stdout as said:
-        for line in said:
-            if _READY in line:
-                return Served(process, line.split(_READY)[1].split()[0].rstrip("/"), log)
+    for line in process.stdout:
+        if _READY in line:
+            return Served(process, line.split(_READY)[1].split()[0].rstrip("/"), log)
     process.wait(_PATIENCE_S)
+    process.stdout.close()
     raise AssertionError(f"the service ended with {process.returncode} before it was ready: {log.read_text()[-2000:]}")
 
 
