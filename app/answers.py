@@ -8,7 +8,7 @@ from app.problems import Problem
 from app.service import Service
 from roadmatch.gallery.galleries import Gallery
 from roadmatch.gallery.search import Answer, Comparison, Decision, Hit
-from roadmatch.gallery.self_check import Calibration
+from roadmatch.gallery.self_check import Calibration, SelfCheck
 from roadmatch.operating_points import Evidence, OperatingPoint, OperatingPoints, promise
 
 
@@ -35,8 +35,12 @@ class Here(BaseModel):
     expected_recall: float
     extrapolated: Annotated[bool, Field(description="the gallery is larger than what the evidence shows by itself")]
     self_checked_false_match_rate: Annotated[
-        float | None, Field(description="an upper estimate from the gallery's own images; null before the first check")
+        float | None,
+        Field(
+            description="an upper estimate from the gallery's own images; null without a check or with too few images"
+        ),
     ]
+    self_checked_at_most: Annotated[float | None, Field(description="its upper 95 % bound")]
 
 
 class StatedRate(BaseModel):
@@ -47,8 +51,8 @@ class StatedRate(BaseModel):
     promise: str
 
     @classmethod
-    def of(cls, points: OperatingPoints, point: OperatingPoint, size: int, self_checked: float | None) -> Self:
-        """The rates of a point in a gallery of so many items."""
+    def of(cls, points: OperatingPoints, point: OperatingPoint, size: int, check: SelfCheck | None) -> Self:
+        """The rates of a point in a gallery of so many items; check: if the gallery's own images say anything."""
         assert point.evidence is not None
         applied = point.threshold(size)
         here = Here(
@@ -56,9 +60,11 @@ class StatedRate(BaseModel):
             expected_false_match_rate=_figures(points.curves.expected_false_match_rate(applied.value, size)),
             expected_recall=_figures(points.curves.expected_recall(applied.value)),
             extrapolated=applied.extrapolated,
-            self_checked_false_match_rate=None if self_checked is None else _figures(self_checked),
+            self_checked_false_match_rate=None if check is None or check.rate is None else _figures(check.rate),
+            self_checked_at_most=None if check is None else _figures(check.high),
         )
-        return cls(evidence=point.evidence, here=here, promise=promise(points, point, size, self_checked))
+        words = promise(points, point, size, None if check is None else check.high)
+        return cls(evidence=point.evidence, here=here, promise=words)
 
 
 class SearchAnswer(BaseModel):
@@ -160,9 +166,8 @@ def stated_rate(
     if point is None:
         return Calibration.NOT_CHECKED, None
     calibration, check = service.calibration(gallery, point, size)
-    return calibration, StatedRate.of(
-        service.points(gallery.bundle), point, size, None if check is None else check.rate
-    )
+    told = None if calibration is Calibration.NOT_CHECKED else check
+    return calibration, StatedRate.of(service.points(gallery.bundle), point, size, told)
 
 
 def _figures(share: float) -> float:

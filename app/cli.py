@@ -9,8 +9,6 @@ with one line on stderr; 130 after Ctrl-C and 141 where nobody reads what is pri
 """
 
 import argparse
-import contextlib
-import os
 import sys
 from argparse import Namespace
 from collections.abc import Sequence
@@ -18,6 +16,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from app import terminal
 from roadmatch.errors import RoadmatchError
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
-        _let_go_of_stdout()
+        terminal.let_go_of_stdout()
         return 141
     except ModuleNotFoundError as error:
         if error.name not in EXTRAS:
@@ -56,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(str(error))
     except OSError as error:
         if error.filename is None:
-            _let_go_of_stdout()
+            terminal.let_go_of_stdout()
         return _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
     return status
 
@@ -215,16 +214,8 @@ def _decides(command: Parser) -> None:
 
 
 def _fail(message: str, status: int = 1) -> int:
-    from app.terminal import complain
-
-    complain(message)
+    terminal.complain(message)
     return status
-
-
-def _let_go_of_stdout() -> None:
-    """What is still buffered has nowhere to go; the interpreter would try once more at its end and complain."""
-    with contextlib.suppress(AttributeError, OSError, ValueError):  # where there is no stdout of the system's
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

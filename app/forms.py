@@ -135,10 +135,6 @@ class ImagesForm(Form):
 class NewGallery(Form):
     """A gallery to be made."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"name": "shoes", "rule": "false_match_rate<=0.01"}]}
-    )
-
     name: Name
     bundle: Annotated[str | None, Field(max_length=160, description="its id; null: the service's default")] = None
     rule: Annotated[str | None, Field(max_length=64, description="default of its searches; null: the bundle's")] = None

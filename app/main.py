@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import cache, partial
 from importlib.metadata import version
 from types import FrameType
 
@@ -15,6 +16,7 @@ from starlette.types import ASGIApp
 from app import problems
 from app.forms import KNOWN_QUERY
 from app.gate import Gate
+from app.openapi import document, operation_id
 from app.routes import galleries, items, operations, search
 from app.service import Service, open_service
 from app.settings import Settings, SettingsError
@@ -38,6 +40,7 @@ def create_app(service: Service) -> ASGIApp:
         version=version("roadmatch"),
         lifespan=lifespan,
         dependencies=[KNOWN_QUERY],
+        generate_unique_id_function=operation_id,
         redoc_url=None,
         max_body_size=service.settings.body_mb * 1_000_000,
         form_limits={"max_files": MOST_IMAGES + 1, "max_fields": 16, "max_part_size": 65_536},
@@ -46,6 +49,7 @@ def create_app(service: Service) -> ASGIApp:
     problems.install(app)
     for routes in (galleries, items, search, operations):
         app.include_router(routes.router)
+    app.openapi = cache(partial(document, app, service))  # type: ignore[method-assign]
     places = service.settings.threads + service.settings.queue
     return Gate(app, places=places, receive_s=service.settings.receive_s, metrics=service.metrics)
 

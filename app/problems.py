@@ -94,7 +94,7 @@ def of_validation(found: Sequence[dict[str, object]]) -> Problem:
     """The problem of pydantic's findings: the first one, named by its place."""
     first = found[0]
     where = first["loc"] if isinstance(first["loc"], tuple) else ()
-    place = ".".join(str(part) for part in where if part not in ("body", "query", "path", "header"))
+    place = ".".join(str(part) for part in where[1:])  # behind the part of the request that it is in
     message = str(first["msg"]).removeprefix("Value error, ")
     if message.startswith("Expected UploadFile"):  # the framework's own words name a class of Python
         message = "send it as a file, with a filename"

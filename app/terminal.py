@@ -1,5 +1,7 @@
 """Text for a terminal: aligned rows, and complaints of one line."""
 
+import contextlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -27,3 +29,9 @@ def printable(text: str) -> str:
 def complain(about: object) -> None:
     """One line on stderr."""
     print(f"roadmatch: {printable(str(about))}", file=sys.stderr, flush=True)  # noqa: T201
+
+
+def let_go_of_stdout() -> None:
+    """What is still buffered has nowhere to go; the interpreter would try once more at its end and complain."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):  # where there is no stdout of the system's
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -55,9 +55,16 @@ class Evidence(_Read):
     false_match_rate: Rate
 
 
+class Here(_Read):
+    """What the gallery's own images say; null before they were looked at."""
+
+    self_checked_false_match_rate: float | None
+
+
 class StatedRate(_Read):
     """How often such answers are wrong."""
 
+    here: Here
     evidence: Evidence
     promise: str
 
@@ -167,9 +174,7 @@ def warning(calibration: str) -> list[str]:
     """A line where a gallery's own images contradict the stated rate."""
     if calibration != "does_not_fit":
         return []
-    return [
-        "warning: calibration does_not_fit: the gallery's own images suggest far more false matches than is stated"
-    ]
+    return ["warning: calibration does_not_fit: the gallery's own images suggest far more false matches than is stated"]
 
 
 def _behind(stated: Stated) -> list[str]:

@@ -90,7 +90,9 @@ def _settings() -> str:
 
 def _limits(metadata: list[object]) -> str:
     signs = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
-    found = [f"{word} {getattr(limit, sign)}" for limit in metadata for sign, word in signs.items() if hasattr(limit, sign)]
+    found = [
+        f"{word} {getattr(limit, sign)}" for limit in metadata for sign, word in signs.items() if hasattr(limit, sign)
+    ]
     return ", ".join(found)
 
 

@@ -110,7 +110,7 @@ def pair_rate(some: Scored, threshold: float) -> float:
         for q, g in product(range(some.scores.shape[0]), range(some.scores.shape[1]))
         if some.query_unit[q] != some.gallery_unit[g]
     ]
-    return sum(score >= threshold for score in others) / len(others)
+    return float(np.mean([score >= threshold for score in others]))
 
 
 def test_the_tail_counts_pairs_where_there_are_enough_of_them() -> None:
@@ -256,7 +256,7 @@ def test_the_score_is_normalised_where_that_finds_more() -> None:
     haze = np.zeros(24)
     haze[0] = 1.0
 
-    def hazy(vectors: Vector, much: Floats) -> Vector:
+    def hazy(vectors: Vector | Floats, much: Floats) -> Vector:
         mixed = vectors + much[:, None] * haze
         return np.asarray(mixed / np.linalg.norm(mixed, axis=1, keepdims=True), np.float32)
 
@@ -267,7 +267,7 @@ def test_the_score_is_normalised_where_that_finds_more() -> None:
         hazy(clear.gallery, random.uniform(0, 2, 120)),
         clear.gallery_unit,
     )
-    background = hazy(random.normal(size=(40, 24)).astype(np.float32) / 5, random.uniform(0, 2, 40))
+    background = hazy(random.normal(size=(40, 24)) / 5, random.uniform(0, 2, 40))
     how = quick(false_match_rate(0.1))
     candidates = [PLAIN, ScoreRule(0.5, 0.5, 5)]
     chosen, recall = choose_score(searches, background, how, candidates)

@@ -63,11 +63,11 @@ class FakeRequest:
 
     def __init__(self, first: float = 1.0) -> None:
         self.calls = 0
-        self._vector = np.array([[first, 0.0]], np.float32)
+        self._vector = np.array([first, 0.0], np.float32)
 
-    def infer(self, pixels: Any, **_: bool) -> list[Vector]:
+    def infer(self, pixels: Pixels) -> Vector:
         self.calls += 1
-        return [self._vector]
+        return self._vector
 
 
 def test_the_form_for_lone_calls_is_used_only_where_it_gives_the_same_bits() -> None:
@@ -220,7 +220,7 @@ class NoEngine:
 
     dimension = DIMENSION
 
-    def embed(self, pixels: Pixels) -> Vector:
+    def embed(self, pixels: Pixels, *, busy: bool = False) -> Vector:
         raise AssertionError("the engine was asked")
 
 

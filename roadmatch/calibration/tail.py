@@ -122,4 +122,5 @@ class _HighestPairs:
         products = weights[:, self.one[:above]] * weights[:, self.other[:above]]
         share = np.clip((self.scores[:above] - anchor) / room, 0, 1 - 1e-9)
         with np.errstate(invalid="ignore"):
-            return np.maximum(products @ -np.log1p(-share) / products.sum(axis=1), _LEAST_DECAY)
+            mean = products @ -np.log1p(-share) / products.sum(axis=1)
+        return np.asarray(np.maximum(mean, _LEAST_DECAY), np.float64)

@@ -33,10 +33,10 @@ class Encoder:
         self._engine = engine
         self._limits = limits or Limits()
 
-    def encode(self, data: bytes) -> Encoded:
-        """data: an image file's bytes. Safe to call from many threads. Raises ImageError."""
+    def encode(self, data: bytes, *, busy: bool = False) -> Encoded:
+        """data: an image file's bytes. busy: see Engine. Safe to call from many threads. Raises ImageError."""
         pixels, picture = read_pixels(data, self.bundle.manifest.preprocessing, self._limits)
-        vector = self._engine.embed(pixels)
+        vector = self._engine.embed(pixels, busy=busy)
         b = background_level(vector, self.bundle.background, self.bundle.manifest.score.k)
         return Encoded(vector=vector, b=b, format=picture.format, width=picture.width, height=picture.height)
 

@@ -21,8 +21,11 @@ class Engine(Protocol):
         """D."""
         ...
 
-    def embed(self, pixels: Pixels) -> Vector:
-        """pixels (H, W, 3) uint8 -> unit float32 (D,), the caller's own. Raises BundleCorrupt where it is none."""
+    def embed(self, pixels: Pixels, *, busy: bool = False) -> Vector:
+        """pixels (H, W, 3) uint8 -> unit float32 (D,), the caller's own. Raises BundleCorrupt where it is none.
+
+        busy: the cores have other work, so this picture should not spread over all of them.
+        """
         ...
 
 

