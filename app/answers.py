@@ -1,5 +1,6 @@
 """The answers to searches and comparisons, as they go out."""
 
+from functools import lru_cache
 from typing import Annotated, Self
 
 from pydantic import BaseModel, Field
@@ -167,7 +168,14 @@ def stated_rate(
         return Calibration.NOT_CHECKED, None
     calibration, check = service.calibration(gallery, point, size)
     told = None if calibration is Calibration.NOT_CHECKED else check
-    return calibration, StatedRate.of(service.points(gallery.bundle), point, size, told)
+    return calibration, _rates(service, gallery.bundle, point.rule, size, told)
+
+
+@lru_cache(maxsize=256)
+def _rates(service: Service, bundle: str, rule: str, size: int, check: SelfCheck | None) -> StatedRate:
+    """Kept, because hardly any search comes with a new size or check, and words take time."""
+    points = service.points(bundle)
+    return StatedRate.of(points, points.point(rule), size, check)
 
 
 def _figures(share: float) -> float:

@@ -54,8 +54,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RoadmatchError as error:
         return _fail(str(error))
     except OSError as error:
-        if error.filename is None:
-            terminal.let_go_of_stdout()
         return _fail(f"{error.filename or 'input or output'}: {error.strerror or error}")
     return status
 

@@ -1,5 +1,6 @@
 """The application: routes, the gate before them, and the process that serves it."""
 
+import gc
 import signal
 import socket
 import sys
@@ -14,6 +15,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp
 
 from app import problems
+from app.connections import connections
 from app.forms import KNOWN_QUERY
 from app.gate import Gate
 from app.openapi import document, operation_id
@@ -42,12 +44,13 @@ def create_app(service: Service) -> ASGIApp:
         dependencies=[KNOWN_QUERY],
         generate_unique_id_function=operation_id,
         redoc_url=None,
+        redirect_slashes=False,
         max_body_size=service.settings.body_mb * 1_000_000,
         form_limits={"max_files": MOST_IMAGES + 1, "max_fields": 16, "max_part_size": 65_536},
     )
     app.state.service = service
     problems.install(app)
-    for routes in (galleries, items, search, operations):
+    for routes in (search, galleries, items, operations):  # tried in this order, so searches find theirs first
         app.include_router(routes.router)
     app.openapi = cache(partial(document, app, service))  # type: ignore[method-assign]
     places = service.settings.threads + service.settings.queue
@@ -84,17 +87,21 @@ def serve(settings: Settings) -> int:
     sys.setswitchinterval(0.001)  # the event loop must not wait 5 ms for a thread that computes in Python
     with _bound(settings) as listener:
         service = open_service(settings)
+        app = create_app(service)
+        gc.collect()
+        gc.freeze()  # what is here now stays: later collections need not go through it
         config = uvicorn.Config(
-            create_app(service),
+            app,
+            http=connections(settings.receive_s),
             log_level="warning",
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             timeout_graceful_shutdown=settings.shutdown_s,
             lifespan="on",
         )
-        signal.signal(
-            signal.SIGTERM, signal.SIG_IGN
-        )  # uvicorn raises it again after its own handler: stopping is no failure
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, signal.SIG_IGN)  # uvicorn raises it again in the end: being stopped is no failure
         _Server(config, service).run([listener])
     return 0
 

@@ -8,6 +8,7 @@ from fastapi.exceptions import RequestValidationError
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
+from starlette.routing import Match
 
 from roadmatch import errors
 
@@ -111,12 +112,23 @@ async def _invalid(_: Request, error: Exception) -> Response:
     return response(of_validation(error.errors()))
 
 
-async def _of_framework(_: Request, error: Exception) -> Response:
+async def _of_framework(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     answer = response(of_status(error.status_code, str(error.detail)))
     for name, value in (error.headers or {}).items():
         answer.headers[name] = value
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
+        answer.headers["Allow"] = ", ".join(_methods(request))
     return answer
+
+
+def _methods(request: Request) -> list[str]:
+    """What the address takes; the framework names the methods of its first route only."""
+    return [
+        method
+        for method in ("DELETE", "GET", "PATCH", "POST", "PUT")
+        if any(route.matches({**request.scope, "method": method})[0] is Match.FULL for route in request.app.routes)
+    ]
 
 
 async def _unexpected(_: Request, __: Exception) -> Response:

@@ -8,7 +8,6 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import partial
 from hashlib import sha256
 from typing import TypeVar
 
@@ -53,6 +52,7 @@ class Service:
     stopping: bool = False
     _checks: dict[str, SelfChecks] = field(default_factory=lambda: defaultdict(SelfChecks))
     _asked: set[tuple[str, str]] = field(default_factory=set)
+    _seen: dict[str, Gallery] = field(default_factory=dict)  # by name, as last searched
     _ended: threading.Event = field(default_factory=threading.Event)
 
     @property
@@ -84,13 +84,9 @@ class Service:
         """Run work that waits for the database's locks, in a thread that nothing else waits for."""
         return await anyio.to_thread.run_sync(work, limiter=self.writers)
 
-    async def encode(self, bundle: str, data: bytes) -> Encoded:
-        """A picture's embedding. Raises ImageError, BundleNotFound."""
-        return await self.on_a_core(partial(self.encode_here, bundle, data))
-
     def encode_here(self, bundle: str, data: bytes) -> Encoded:
-        """The same in this thread."""
-        encoded = self.encoder(bundle).encode(data)
+        """A picture's embedding, made in this thread. Raises ImageError, BundleNotFound."""
+        encoded = self.encoder(bundle).encode(data, busy=self.cores.borrowed_tokens > 1)
         self.metrics.encoded.inc()
         return encoded
 
@@ -107,15 +103,36 @@ class Service:
             b=encoded.b,
         )
 
-    def generation(self, gallery: Gallery) -> Generation:
-        """All that was committed to the gallery before now."""
-        return self.replicas.current(gallery.id, gallery.bundle)
+    def encode_for(self, name: str, data: bytes) -> tuple[Gallery, Encoded]:
+        """A picture as a gallery's bundle embeds it, and the gallery as it is afterwards, so that `seq` is fresh.
+
+        Raises GalleryNotFound, ImageError, BundleNotFound.
+        """
+        known = self._seen.get(name) or galleries.get(self.database, name)
+        encoded = self.encode_here(known.bundle, data)
+        try:
+            gallery = self._seen[name] = galleries.again(self.database, known)
+        except GalleryNotFound:
+            self.forget(known)  # deleted by another process
+            raise
+        return gallery, encoded if gallery.bundle == known.bundle else self.encode_here(gallery.bundle, data)
+
+    def generation(self, gallery: Gallery, *, fresh: bool = False) -> Generation:
+        """All that was committed to the gallery before now; fresh: before `gallery` was read, which spares a look."""
+        return self.replicas.current(gallery.id, gallery.bundle, gallery.seq if fresh else None)
 
     def search(
-        self, gallery: Gallery, queries: list[Encoded], *, rule: str | None, threshold: float | None, top_k: int
+        self,
+        gallery: Gallery,
+        queries: list[Encoded],
+        *,
+        rule: str | None,
+        threshold: float | None,
+        top_k: int,
+        fresh: bool = False,
     ) -> tuple[OperatingPoint | None, list[Answer]]:
         """Answers of one generation, by the rule (the gallery's own if none) or by the caller's threshold."""
-        generation = self.generation(gallery)
+        generation = self.generation(gallery, fresh=fresh)
         point = None if threshold is not None else self.points(gallery.bundle).point(rule or gallery.rule)
         applied = point.threshold(generation.items).value if point is not None else threshold
         assert applied is not None
@@ -146,6 +163,7 @@ class Service:
     def forget(self, gallery: Gallery) -> None:
         """Let go of what is in memory of a deleted gallery."""
         self.replicas.drop(gallery.id)
+        self._seen.pop(gallery.name, None)
         for checks in list(self._checks.values()):  # another thread may be making one
             checks.drop(gallery.id)
 

@@ -55,16 +55,9 @@ class Evidence(_Read):
     false_match_rate: Rate
 
 
-class Here(_Read):
-    """What the gallery's own images say; null before they were looked at."""
-
-    self_checked_false_match_rate: float | None
-
-
 class StatedRate(_Read):
     """How often such answers are wrong."""
 
-    here: Here
     evidence: Evidence
     promise: str
 

@@ -1,6 +1,5 @@
 """A running service for benchmarks: its data folder with a filled gallery, and the process."""
 
-import os
 import subprocess
 import sys
 import time
@@ -12,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from sqlalchemy import insert, update
 
+from app.settings import environment_of_a_child
 from benchmarks.load import Connection, get_request
 from roadmatch import bundle as bundles
 from roadmatch.gallery import galleries
@@ -22,18 +22,18 @@ from roadmatch.store import log, tables
 from roadmatch.store.database import open_database
 
 GALLERY = "benchmark"
-_SERVE = (sys.executable, "-c", "from app.main import serve, Settings; raise SystemExit(serve(Settings.read()))")
 _AT_A_TIME = 1_000
+_READY = "http://"
 _STOP_S = 30.0
 
 
 @dataclass(frozen=True)
 class Running:
-    """A service that answers readyz, and how long that took from its start, seconds."""
+    """A service that answers readyz. spawned: when its process was started, time.perf_counter()."""
 
     host: str
     port: int
-    started_s: float
+    spawned: float
 
 
 def fill(data: Path, bundle_folder: Path, vectors: Vector) -> None:
@@ -89,28 +89,31 @@ def _levels(vectors: Vector, background: Vector, k: int) -> Vector:
     """b of each vector (N,), all at once."""
     if not len(background):
         return np.zeros(len(vectors), np.float32)
-    highest = np.sort(vectors @ background.T, axis=1)[:, -k:]
-    return np.round(highest.mean(axis=1), 6).astype(np.float32)
+    highest: Vector = np.sort(vectors @ background.T, axis=1)[:, -k:].mean(axis=1)
+    return highest
 
 
 @contextmanager
 def running(data: Path, bundle_folder: Path) -> Iterator[Running]:
-    """The service in a process of its own, with default settings but for its folder, bundle and port."""
-    settings = {
-        "ROADMATCH_DATA": str(data),
-        "ROADMATCH_BUNDLES": str(bundle_folder),
-        "ROADMATCH_PORT": "0",
-    }
-    started = time.perf_counter()
-    process = subprocess.Popen(_SERVE, env=_environment() | settings, stdout=subprocess.PIPE, text=True)
+    """`roadmatch serve` in a process of its own, with default settings but for its folder, bundle and port."""
+    options = ("--data", str(data), "--bundle", str(bundle_folder), "--port", "0")
+    spawned = time.perf_counter()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "app.cli", "serve", *options],
+        env=environment_of_a_child(),
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        if "http://" not in line:
+        if _READY not in line:
             raise RuntimeError(f"the service did not start: {line!r}")
-        host, port = line.split("http://")[1].strip().rsplit(":", 1)
-        _await_ready(host, int(port))
-        yield Running(host, int(port), time.perf_counter() - started)
+        host, port = line.split(_READY)[1].strip().rsplit(":", 1)
+        connection = Connection(host, int(port))
+        connection.ask(get_request("/readyz"))
+        connection.close()
+        yield Running(host, int(port), spawned)
     finally:
         process.terminate()
         try:
@@ -118,14 +121,3 @@ def running(data: Path, bundle_folder: Path) -> Iterator[Running]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def _environment() -> dict[str, str]:
-    """Ours without any settings of a service."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("ROADMATCH_")}
-
-
-def _await_ready(host: str, port: int) -> None:
-    connection = Connection(host, port)
-    connection.ask(get_request("/readyz"))
-    connection.close()

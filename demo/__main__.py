@@ -21,6 +21,7 @@ from demo.photographs import MOST, SEED, DemoError, Photograph, halves, of_folde
 from demo.questions import Asked, edits_each, questions
 from demo.tally import Tally, tallies
 from roadmatch.errors import RoadmatchError
+from roadmatch.gallery.self_check import LEAST_IMAGES
 from training.copies import EDITS
 
 GALLERY = "demo"
@@ -92,7 +93,7 @@ def introduce(inside: int, outside: int) -> None:
     each = edits_each(inside + outside)
     edits = "the" if each == len(EDITS) else f"{each} in turn of the"
     print(
-        f"{inside} photographs go into a gallery and {outside} do not, drawn with seed {SEED}. It is asked with copies\n"
+        f"{inside} photographs go into a gallery, {outside} do not, drawn with seed {SEED}. It is asked with copies\n"
         f"of each by {edits} {len(EDITS)} edits ({', '.join(EDITS)}; strengths by\n"
         "the same seed), and with those that are not in it also as they are.\n"
     )
@@ -124,16 +125,14 @@ def verdict_row(asked: Asked) -> str:
 
 
 def checked(client: Client) -> GalleryRow:
-    """The gallery once its own images were looked at, which the service does by the way."""
+    """The gallery once its own images were checked, which the service does by the way if there are enough."""
     end = time.monotonic() + _CHECK_S
     while True:
         found = client.gallery(GALLERY)
         if found is None:
             raise DemoError(f"gallery {GALLERY} is gone: start again")
         gallery = GalleryRow.of(found)
-        stated = gallery.stated_rate
-        looked = stated is not None and stated.here.self_checked_false_match_rate is not None
-        if looked or time.monotonic() > end:
+        if gallery.calibration != "not_checked" or gallery.images < LEAST_IMAGES or time.monotonic() > end:
             return gallery
         time.sleep(0.1)
 
@@ -143,7 +142,8 @@ def summarise(gallery: GalleryRow, results: Sequence[Tally]) -> bool:
     print()
     for tally in results:
         print(tally.line)
-    print(f"calibration of the gallery by its own images: {gallery.calibration}")
+    few = f" (that takes {LEAST_IMAGES})" if gallery.images < LEAST_IMAGES else ""
+    print(f"calibration, by the gallery's own images: {gallery.calibration}{few}")
     if gallery.stated_rate is not None:
         print(gallery.stated_rate.promise)
     for line in warning(gallery.calibration):

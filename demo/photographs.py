@@ -3,7 +3,7 @@
 import importlib.util
 import random
 from argparse import ArgumentTypeError
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -57,10 +57,10 @@ class Photograph:
     copies: dict[str, bytes]
 
 
-def shipped() -> list[Path]:
+def shipped(packages: Mapping[str, Sequence[str]] = SHIPPED) -> list[Path]:
     """The files of the packages; neither is imported, which would take a second. Raises DemoError."""
     files = []
-    for package, names in SHIPPED.items():
+    for package, names in packages.items():
         found = importlib.util.find_spec(package)
         if found is None or found.origin is None:
             raise DemoError(

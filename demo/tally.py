@@ -33,10 +33,10 @@ class Tally:
     @property
     def line(self) -> str:
         """For people."""
-        sign = "" if self.holds else "  MORE THAN THE BOUNDS ALLOW"
+        sign = "" if self.holds else "  MORE THAN ALLOWED"
         return (
-            f"{self.kind}: {self.wrong} of {self.questions} searches with {self.photographs} photographs; the bounds "
-            f"allow {self.allowed} (99 % of such trials stay within at their end, {100 * self.rate:.2g} % a search){sign}"
+            f"{self.kind}: {self.wrong} of {self.questions} searches with {self.photographs} photographs; "
+            f"at the bound of {100 * self.rate:.2g} % a search, 99 of 100 such trials have at most {self.allowed}{sign}"
         )
 
 

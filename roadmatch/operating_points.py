@@ -121,6 +121,10 @@ class OperatingPoints(_Record):
     curves: Curves
     points: tuple[OperatingPoint, ...]
 
+    def __hash__(self) -> int:
+        """Cheap: pydantic's own would go through all curves."""
+        return hash((self.model, self.default_rule))
+
     def point(self, rule: str) -> OperatingPoint:
         """The supported point of this rule. Raises UnknownRule, UnsupportedRule."""
         found = next((point for point in self.points if point.rule == rule), None)

@@ -56,6 +56,7 @@ def test_one_thread_two_threads_and_many_callers_give_the_same_bits(engine: Open
         together = list(callers.map(engine.embed, PICTURES * 10))
     np.testing.assert_array_equal(together, alone * 10)
     np.testing.assert_array_equal([engine.embed(pixels) for pixels in PICTURES], alone)
+    np.testing.assert_array_equal([engine.embed(pixels, busy=True) for pixels in PICTURES], alone)
 
 
 class FakeRequest:

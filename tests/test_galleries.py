@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from sqlalchemy import func, select
 
-from roadmatch.errors import GalleryExists, GalleryNotFound
+from roadmatch.errors import GalleryExists, GalleryNotFound, StoreUnavailable
 from roadmatch.gallery import galleries, items
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.items import GalleryStore, NewImage
-from roadmatch.store.database import Database
+from roadmatch.store.database import Database, open_database
 from roadmatch.store.tables import metadata
 
 MakeImage = Callable[[object], NewImage]
@@ -129,3 +129,32 @@ def test_a_gallery_of_the_same_name_is_another_one(store: GalleryStore, gallery:
     galleries.delete(store.database, store.blobs, gallery.name)
     again = create(store.database, gallery.name)
     assert again.id > gallery.id  # a replica of the old one cannot take it for its own
+
+
+def test_a_known_gallery_is_read_again_as_it_is_now(store: GalleryStore, make_image: MakeImage) -> None:
+    known = create(store.database, "birds")
+    create(store.database, "fish")
+    items.put(store, known, "owl", label=None, metadata={}, images=[make_image("owl")])
+    galleries.update(store.database, "birds", rule="other", keep=Keep.ORIGINAL)
+    now = galleries.again(store.database, known)
+    assert now == galleries.get(store.database, "birds")
+    assert (now.seq, now.items, now.images, now.rule, now.keep) == (1, 1, 1, "other", Keep.ORIGINAL)
+
+
+def test_a_known_gallery_that_is_gone_is_not_found_and_one_made_anew_is_another(store: GalleryStore) -> None:
+    known = create(store.database, "birds")
+    galleries.delete(store.database, store.blobs, "birds")
+    with pytest.raises(GalleryNotFound, match="birds"):
+        galleries.again(store.database, known)
+    anew = create(store.database, "birds")
+    assert galleries.again(store.database, known) == anew != known
+
+
+def test_a_known_gallery_in_a_database_that_fails_is_unavailable(sqlite_url: str, tmp_path: Path) -> None:
+    database = open_database(sqlite_url)
+    known = create(database, "birds")
+    database.close()
+    (tmp_path / "roadmatch.db").write_bytes(b"no database" * 100)
+    with pytest.raises(StoreUnavailable, match="not an SQLite file"):
+        galleries.again(database, known)
+    database.close()

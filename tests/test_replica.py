@@ -364,3 +364,21 @@ def test_replicas_are_opened_once_and_dropped_with_their_gallery(
     with pytest.raises(GalleryNotFound):
         replicas.current(gallery.id, gallery.bundle)
     assert replicas._replicas == {}
+
+
+def test_a_replica_that_stands_where_the_gallery_was_seen_does_not_look_again(
+    store: GalleryStore, gallery: Gallery, make_image: Make
+) -> None:
+    put(store, gallery, "owl", make_image("owl"))
+    watched = WatchedDatabase(store.database)
+    replica = replica_of(watched, gallery)
+    seen = galleries.get(store.database, gallery.name).seq
+    generation = replica.current(seen)
+    reads = watched.reads
+    assert replica.current(seen) is generation
+    assert watched.reads == reads
+    put(store, gallery, "crow", make_image("crow"))
+    newer = replica.current(galleries.get(store.database, gallery.name).seq)
+    assert newer.items == 2
+    assert watched.reads > reads
+    assert replica.current(seen).seq >= newer.seq  # what was seen before is no reason to answer from the past

@@ -8,7 +8,7 @@ from hashlib import sha256
 from typing import Annotated, Literal, Self
 
 import anyio
-from fastapi import APIRouter, Header, Query, Response
+from fastapi import APIRouter, Header, Query, Response, UploadFile
 from fastapi import Form as FormBody
 from pydantic import BaseModel
 
@@ -99,7 +99,7 @@ async def put_item(
     """Add an item under your id, or replace it; an image that it has already keeps its id."""
     if if_match and if_none_match:
         raise invalid("If-None-Match", "give it or If-Match, not both", "header")
-    found, images = await _new_images(service, gallery, [await image.read() for image in form.image])
+    found, images = await _new_images(service, gallery, form.image)
     expect = Absent.ABSENT if if_none_match else _version(found, if_match)
     write = partial(
         items.put,
@@ -129,7 +129,7 @@ async def add_item(
     idempotency_key: IdempotencyKey = None,
 ) -> Written:
     """Add an item under an id of ours; with an Idempotency-Key a repeat finds the item and adds none."""
-    found, images = await _new_images(service, gallery, [await image.read() for image in form.image])
+    found, images = await _new_images(service, gallery, form.image)
     item = _id_of_key(found, idempotency_key) if idempotency_key else items.new_id()
 
     def write() -> Put:
@@ -196,7 +196,7 @@ async def add_images(
     if_match: Version = None,
 ) -> Written:
     """More images of an item; one that it has already is not doubled."""
-    found, images = await _new_images(service, gallery, [await image.read() for image in form.image])
+    found, images = await _new_images(service, gallery, form.image)
     write = partial(items.add_images, service.store, found, item, images, expect_version=_version(found, if_match))
     return await _written(service, found, response, write)
 
@@ -238,18 +238,18 @@ async def get_image(
     return Response(content, media_type=media_type, headers=safe)
 
 
-async def _new_images(service: Service, name: str, pictures: list[bytes]) -> tuple[Gallery, list[NewImage]]:
+async def _new_images(service: Service, name: str, pictures: list[UploadFile]) -> tuple[Gallery, list[NewImage]]:
     """The gallery, and the pictures embedded by its bundle, as many at a time as there are cores."""
     gallery = await service.on_a_core(partial(galleries.get, service.database, name))
     results: dict[int, NewImage] = {}
 
-    async def one(number: int, data: bytes) -> None:
-        results[number] = await service.on_a_core(partial(service.new_image, gallery.bundle, data))
+    async def one(number: int, upload: UploadFile) -> None:
+        results[number] = await service.on_a_core(lambda: service.new_image(gallery.bundle, upload.file.read()))
 
     try:
         async with anyio.create_task_group() as tasks:
-            for number, data in enumerate(pictures):
-                tasks.start_soon(one, number, data)
+            for number, upload in enumerate(pictures):
+                tasks.start_soon(one, number, upload)
     except ExceptionGroup as group:
         raise group.exceptions[0] from group
     return gallery, [results[number] for number in range(len(pictures))]

@@ -4,7 +4,7 @@ from functools import partial
 from typing import Annotated
 
 import anyio
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Response, UploadFile
 from fastapi import Form as FormBody
 
 from app.answers import BatchAnswer, CompareAnswer, SearchAnswer, compare_answer, search_answer
@@ -31,12 +31,12 @@ async def search_gallery(
     gallery: GalleryName, form: Annotated[SearchForm, _MULTIPART], service: ServiceDep
 ) -> Response:
     """Is this picture in the gallery, and where? `match` if the best item's score reaches the threshold."""
-    data = await form.image.read()
 
     def answer() -> bytes:
-        found = galleries.get(service.database, gallery)
-        query = service.encode_here(found.bundle, data)
-        point, answers = service.search(found, [query], rule=form.rule, threshold=form.threshold, top_k=form.top_k)
+        found, query = service.encode_for(gallery, form.image.file.read())  # in memory only once its turn has come
+        point, answers = service.search(
+            found, [query], rule=form.rule, threshold=form.threshold, top_k=form.top_k, fresh=True
+        )
         return search_answer(service, found, point, answers[0]).model_dump_json().encode()
 
     return Response(await service.on_a_core(answer), media_type="application/json")
@@ -52,7 +52,7 @@ async def search_batch(gallery: GalleryName, form: Annotated[BatchForm, _MULTIPA
     """Up to 64 searches on one generation of the gallery; a bad picture gets its problem, the others their answers."""
     found = await service.on_a_core(partial(galleries.get, service.database, gallery))
     service.encoder(found.bundle)
-    queries = await _encode_all(service, found.bundle, [await image.read() for image in form.image])
+    queries = await _encode_all(service, found.bundle, form.image)
 
     def answer() -> bytes:
         good = [query for query in queries if isinstance(query, Encoded)]
@@ -80,7 +80,6 @@ async def search_batch(gallery: GalleryName, form: Annotated[BatchForm, _MULTIPA
 )
 async def compare_pictures(form: Annotated[CompareForm, _MULTIPART], service: ServiceDep) -> Response:
     """Do two pictures show the same thing? The numbers are those of a search for `query` where `picture` is stored."""
-    query_data, picture_data = await form.query.read(), await form.picture.read()
 
     def answer() -> bytes:
         gallery = None if form.gallery is None else galleries.get(service.database, form.gallery)
@@ -91,7 +90,7 @@ async def compare_pictures(form: Annotated[CompareForm, _MULTIPART], service: Se
         point = points.point(rule) if form.threshold is None else None
         threshold = point.threshold(size).value if point else form.threshold
         assert threshold is not None
-        query, picture = (service.encode_here(bundle, data) for data in (query_data, picture_data))
+        query, picture = (service.encode_here(bundle, upload.file.read()) for upload in (form.query, form.picture))
         score = service.encoder(bundle).bundle.manifest.score
         found = compare(Query(query.vector, query.b), Query(picture.vector, picture.b), score, threshold=threshold)
         return (
@@ -101,17 +100,17 @@ async def compare_pictures(form: Annotated[CompareForm, _MULTIPART], service: Se
     return Response(await service.on_a_core(answer), media_type="application/json")
 
 
-async def _encode_all(service: Service, bundle: str, pictures: list[bytes]) -> list[Encoded | Problem]:
+async def _encode_all(service: Service, bundle: str, pictures: list[UploadFile]) -> list[Encoded | Problem]:
     """Each picture's embedding, or what is wrong with it."""
     results: list[Encoded | Problem | None] = [None] * len(pictures)
 
-    async def one(number: int, data: bytes) -> None:
+    async def one(number: int, upload: UploadFile) -> None:
         try:
-            results[number] = await service.encode(bundle, data)
+            results[number] = await service.on_a_core(lambda: service.encode_here(bundle, upload.file.read()))
         except ImageError as error:
             results[number] = of_error(error)
 
     async with anyio.create_task_group() as tasks:
-        for number, data in enumerate(pictures):
-            tasks.start_soon(one, number, data)
+        for number, upload in enumerate(pictures):
+            tasks.start_soon(one, number, upload)
     return [result for result in results if result is not None]

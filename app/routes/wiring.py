@@ -14,7 +14,7 @@ from app.service import Service
 _NAME = re.compile(NAME_PATTERN)
 
 
-def _service(request: Request) -> Service:
+async def _service(request: Request) -> Service:  # a plain function would cost each request a thread's turn
     service: Service = request.app.state.service
     return service
 

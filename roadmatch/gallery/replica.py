@@ -59,9 +59,15 @@ class Replica:
         self._seq = 0
         self._generation: Generation | None = None
 
-    def current(self) -> Generation:
-        """All that was committed before the call; raises GalleryNotFound, LogGap, StoreUnavailable."""
-        begun = self._begun
+    def current(self, newest: int | None = None) -> Generation:
+        """All that was committed before the call; raises GalleryNotFound, LogGap, StoreUnavailable.
+
+        newest: the gallery's seq, if the caller has just read it. Then all that was committed before that is enough,
+        and a replica that stands there need not look again.
+        """
+        begun, generation = self._begun, self._generation
+        if generation is not None and generation.seq == newest:
+            return generation
         with self._refreshing:
             if self._generation is not None and self._finished > begun:
                 return self._generation  # read by another thread, which began after this call
@@ -133,14 +139,14 @@ class Replicas:
         self._lock = threading.Lock()
         self._replicas: dict[tuple[int, str], Replica] = {}
 
-    def current(self, gallery_id: int, bundle: str) -> Generation:
-        """The newest generation of a gallery; raises GalleryNotFound, LogGap, StoreUnavailable."""
+    def current(self, gallery_id: int, bundle: str, newest: int | None = None) -> Generation:
+        """The newest generation of a gallery, or that of `newest`; raises GalleryNotFound, LogGap, StoreUnavailable."""
         with self._lock:
             replica = self._replicas.get((gallery_id, bundle))
             if replica is None:
                 replica = self._replicas[gallery_id, bundle] = Replica(self._database, gallery_id, bundle)
         try:
-            return replica.current()
+            return replica.current(newest)
         except GalleryNotFound:
             self.drop(gallery_id)
             raise

@@ -6,12 +6,12 @@ StoreUnavailable after the busy timeout instead of a wait without end.
 
 import sqlite3
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NoReturn
 
 import sqlalchemy
-from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, Select, create_engine, event, make_url, text
 from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
 
 from roadmatch.errors import StorageFull, StoreUnavailable
@@ -58,6 +58,7 @@ class Database:
             self._reads = reads.execution_options(isolation_level="AUTOCOMMIT")
             self._snapshots = reads.execution_options(isolation_level="REPEATABLE READ", postgresql_readonly=True)
         self._busy_timeout_s = busy_timeout_s
+        self._looks: dict[Select[Any], tuple[str, Sequence[str]]] = {}
 
     @contextmanager
     def read(self, *, snapshot: bool = False) -> Iterator[Connection]:
@@ -72,6 +73,32 @@ class Database:
                 yield connection
         except (DBAPIError, sqlalchemy.exc.TimeoutError) as error:
             _raise_unavailable(error)
+
+    def look(self, statement: Select[Any], parameters: Mapping[str, str | int]) -> Sequence[Any] | None:
+        """The one row that a statement finds, or None: for what every search asks. Raises StoreUnavailable.
+
+        SQLite is asked without SQLAlchemy, whose code takes 0.4 ms once a picture's decoding has pushed it out of the
+        processor's cache, so select what needs no conversion: whole numbers and texts.
+        """
+        if not self._sqlite:
+            with self.read() as connection:
+                return connection.execute(statement, parameters).one_or_none()
+        try:
+            pooled = self._reads.raw_connection()
+            try:
+                text_, names = self._looks.get(statement) or self._compiled(statement)
+                cursor = pooled.cursor()
+                rows = cursor.execute(text_, [parameters[name] for name in names]).fetchmany(2)
+                cursor.close()
+            finally:
+                pooled.close()
+        except sqlite3.Error as error:
+            _raise_unavailable(DBAPIError(None, None, error))
+        except sqlalchemy.exc.TimeoutError as error:
+            _raise_unavailable(error)
+        assert len(rows) < 2
+        row: Sequence[Any] | None = rows[0] if rows else None
+        return row
 
     @contextmanager
     def write(self, *, long: bool = False) -> Iterator[Connection]:
@@ -120,6 +147,11 @@ class Database:
                 connection.execute(text(f"SET LOCAL lock_timeout = {int(_MIGRATION_WAIT_S * 1000)}"))
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
             migrations.migrate(connection)
+
+    def _compiled(self, statement: Select[Any]) -> tuple[str, Sequence[str]]:
+        compiled = statement.compile(dialect=self._reads.dialect)
+        self._looks[statement] = str(compiled), compiled.positiontup or ()
+        return self._looks[statement]
 
     @contextmanager
     def _transaction(self, wait_s: float, long: bool) -> Iterator[Connection]:
@@ -240,7 +272,7 @@ def _open_postgres(url: URL, busy_timeout_s: float) -> Database:
     return Database(engine, engine, busy_timeout_s)
 
 
-def _raise_unavailable(error: DBAPIError | sqlalchemy.exc.TimeoutError) -> None:
+def _raise_unavailable(error: DBAPIError | sqlalchemy.exc.TimeoutError) -> NoReturn:
     """Raise what stands for a locked, full or gone database; any other failure is a mistake of ours and stays."""
     if isinstance(error, sqlalchemy.exc.TimeoutError):
         raise StoreUnavailable("the database has no free connection: try again") from error
