@@ -26,7 +26,10 @@ class Rate(_Record):
 
 
 class Evidence(_Record):
-    """What a point reached on searches that took no part in fitting its threshold."""
+    """What a point reached on searches that took no part in fitting its threshold.
+
+    The bundle's score, one of a few, was chosen on all of them.
+    """
 
     what: str
     pictures: int
@@ -61,7 +64,7 @@ class OperatingPoint(_Record):
     """Where unsupported: the least rate that the evidence could show."""
     thresholds: tuple[float, ...] = ()
     shown_up_to: int = 0
-    """The largest gallery size whose threshold needs no extrapolation."""
+    """The largest gallery size whose threshold asks for no lesser rate than the pairs of pictures can show."""
     evidence: Evidence | None = None
     shifted: Evidence | None = None
     """The same on copies of other strengths than those that were fitted; no bounds are claimed."""
@@ -138,7 +141,7 @@ class OperatingPoints(_Record):
 
 
 def promise(points: OperatingPoints, point: OperatingPoint, gallery_size: int, self_check: float | None) -> str:
-    """The promise in words: what was measured, and what is expected in a gallery of this many items."""
+    """The promise in words: what was measured, and what is expected in a gallery of this many images."""
     evidence = point.evidence
     if evidence is None:
         raise ValueError(f"{point.rule} has no evidence")
@@ -151,9 +154,13 @@ def promise(points: OperatingPoints, point: OperatingPoint, gallery_size: int, s
     )
     applied = point.threshold(gallery_size)
     expected = points.curves.expected_false_match_rate(applied.value, gallery_size)
-    here = f"Here, with {gallery_size} item{'' if gallery_size == 1 else 's'}, about {_percent(expected)} is expected"
+    found = points.curves.expected_recall(applied.value)
+    here = (
+        f"Here, with {gallery_size} image{'' if gallery_size == 1 else 's'}, about {_percent(expected)} is expected, "
+        f"and about {_percent(found)} found"
+    )
     if applied.extrapolated:
-        here += f" (extrapolated: the evidence reaches to {point.shown_up_to} items)"
+        here += f" (extrapolated: the evidence reaches to {point.shown_up_to} images)"
     if self_check is not None:
         here += f"; the gallery's own images suggest at most {_percent(self_check)}"
     return f"{measured} {here}. Other kinds of pictures need their own calibration."

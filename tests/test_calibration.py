@@ -1,6 +1,7 @@
 """From held-out searches to thresholds that keep what they promise."""
 
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import replace
 from functools import lru_cache
 from itertools import product
 from math import hypot
@@ -11,15 +12,17 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from roadmatch import bundle as bundles
 from roadmatch.calibration import Calibration, Searches, calibrate, choose_score
 from roadmatch.calibration.evidence import Judged, Rates, bootstrap, folds, rates, wilson
+from roadmatch.calibration.fit import cross_fit
 from roadmatch.calibration.rules import Fit, Rule, false_match_rate, max_f1, precision
 from roadmatch.calibration.searches import Floats, Scored, Similarities
 from roadmatch.calibration.tail import fit_tail
 from roadmatch.errors import UnknownRule, UnsupportedRule
-from roadmatch.operating_points import OperatingPoints, Rate, promise
+from roadmatch.operating_points import OperatingPoint, OperatingPoints, Rate, promise
 from roadmatch.scoring import ScoreRule, Vector
 from training.calibrate import HOW, Embedded
 from training.default_bundle import EMBEDDINGS
@@ -142,7 +145,7 @@ def test_a_gallery_of_copies_of_one_thing_gives_thresholds_that_nothing_reaches(
     one_thing = Searches("one picture", alike, np.arange(40), alike, np.arange(40))
     how = Calibration((false_match_rate(0.2),), false_match_rate(0.2))
     point = calibrate(one_thing, nothing(8), PLAIN, "m", how).point("false_match_rate<=0.2")
-    assert min(point.thresholds[1:]) > 1
+    assert min(point.thresholds) > 1
     assert point.evidence is not None
     assert point.evidence.recall.value == 0
 
@@ -190,6 +193,62 @@ def test_max_f1_is_the_best_of_all_thresholds() -> None:
         return float(2 * right / (right + wrong + 0.5))
 
     assert f1(int(np.searchsorted(fit.tail.grid, chosen))) == pytest.approx(max(map(f1, range(len(fit.tail.grid)))))
+
+
+@pytest.mark.parametrize("noise", [2.5, 8.0])
+def test_a_model_that_cannot_keep_a_rule_has_it_unsupported(noise: float) -> None:
+    points = calibrate(made_up(80, noise=noise), nothing(), PLAIN, "m", quick(precision(0.95, 0.5), max_f1(0.5)))
+    for point in points.points:
+        assert not point.supported or point.threshold(16).value < 1
+    with pytest.raises(UnsupportedRule, match="calibrate on more pictures"):
+        points.point("precision>=0.95")
+
+
+def test_every_unit_needs_queries_and_gallery_images() -> None:
+    searches = made_up(30)
+    asking = searches.query_unit > 0
+    with pytest.raises(ValueError, match="every unit needs queries and gallery images"):
+        Searches("x", searches.queries[asking], searches.query_unit[asking], searches.gallery, searches.gallery_unit)
+    with pytest.raises(ValueError, match="every unit needs queries and gallery images"):
+        Searches("x", searches.queries, searches.query_unit, searches.gallery[1:], searches.gallery_unit[1:])
+
+
+# Evidence
+
+
+def test_a_folds_threshold_does_not_depend_on_its_own_scores() -> None:
+    how = quick(false_match_rate(0.1))
+    some = scored(made_up(60))
+    before = cross_fit(some, how.rules, how)["false_match_rate<=0.1"].thresholds
+    fold = folds(60, how.folds, np.random.default_rng([how.seed, 2]))[2]
+    own = np.isin(some.query_unit, fold)
+    changed = replace(some, scores=np.where(own[:, None], some.scores - 0.5, some.scores))
+    after = cross_fit(changed, how.rules, how)["false_match_rate<=0.1"].thresholds
+    assert before[2] == after[2]
+    assert all(old != new for fold, (old, new) in enumerate(zip(before, after, strict=True)) if fold != 2)
+
+
+def test_a_lone_pair_of_units_is_not_counted_three_times() -> None:
+    """Each of 100 units has one accepted pair with its neighbour: the variance is that of 100 independent events."""
+    units = 200
+    pairs = np.zeros((units, units))
+    for one in range(0, units, 2):
+        pairs[one, one + 1] = 1
+    false = pairs.sum(axis=1)
+    group = Judged(np.full(units, 10.0), np.full(units, 9.0), np.zeros(units), false, pairs)
+    rate = rates([group], 0.5, np.random.default_rng(0), 4000).false_match_rate
+    low, high = wilson(100 / 2000, min(units, 0.05 * 0.95 / (100 / 2000**2)))
+    assert (rate.low, rate.high) == pytest.approx((low, high), abs=2e-4)
+
+
+def test_other_thresholds_in_the_folds_widen_the_bounds_of_recall() -> None:
+    group = Judged(np.full(50, 10.0), np.tile([7.0, 9.0], 25), np.zeros(50), np.zeros(50), np.zeros((50, 50)))
+    narrow = rates([group], 0.5, np.random.default_rng(0), 500).recall
+    wide = rates([group], 0.5, np.random.default_rng(0), 500, threshold_variance=0.03**2).recall
+    assert wide.low is not None
+    assert narrow.low is not None
+    assert wide.value == narrow.value
+    assert wide.low < narrow.low - 0.02
 
 
 # Points
@@ -283,8 +342,15 @@ def test_what_is_expected_grows_with_the_gallery_and_falls_with_the_threshold() 
     assert curves.expected_false_match_rate(1.1, 10**9) == 0
     assert curves.expected_recall(0.5) > curves.expected_recall(0.9)
     assert curves.expected_recall(1.1) == 0
+    middle, between = (curves.scores[-100] + curves.scores[-101]) / 2, curves.pair_rate[-101:-99]
+    assert curves.expected_false_match_rate(middle, 1) == pytest.approx(np.sqrt(between[0] * between[1]), rel=1e-3)
     rate = curves.pair_rate[-100]
     assert curves.expected_false_match_rate(curves.scores[-100], 50) == pytest.approx(1 - (1 - rate) ** 50)
+
+
+def test_a_supported_point_without_thresholds_is_no_point() -> None:
+    with pytest.raises(ValidationError, match="is called supported but has no thresholds"):
+        OperatingPoint(rule="x", stated_false_match_rate=None, supported=True)
 
 
 def test_the_promise_says_the_figures_of_its_point() -> None:
@@ -295,8 +361,8 @@ def test_the_promise_says_the_figures_of_its_point() -> None:
     assert text.startswith("On made-up directions, 80 pictures not used for fitting, ")
     assert f"{100 * point.evidence.recall.value:.1f} % of those with one were found" in text
     assert "in a gallery of 16 were answered `match`" in text
-    assert "with 200 items" in text
-    assert "extrapolated: the evidence reaches to 64 items" in text
+    assert "Here, with 200 images, about " in text
+    assert "extrapolated: the evidence reaches to 64 images" in text
     assert "the gallery's own images suggest at most 3.4 %" in text
 
 

@@ -160,12 +160,12 @@ def figures(scored: Scored) -> dict[str, float | dict[str, float]]:
     hits = np.cumsum(right[order])
     false = len(without) - np.searchsorted(without, best[order], side="left")
     precise = np.flatnonzero(hits / (np.arange(1, len(order) + 1) + false) >= 0.9)
-    last = int(precise[-1]) if len(precise) else 0
+    last = int(precise[-1]) if len(precise) else None
     by_edit = right.reshape(-1, len(EDITS)).mean(axis=0)
     return {
         "pictures": scored.units,
         "recall_at_1": round(float(right.mean()), 4),
         "recall_at_1_by_edit": {name: round(float(share), 4) for name, share in zip(EDITS, by_edit, strict=True)},
-        "recall_at_precision_90": round(float(hits[last] / len(order)), 4),
-        "false_matches_there": round(float(false[last] / len(order)), 4),
+        "recall_at_precision_90": 0.0 if last is None else round(float(hits[last] / len(order)), 4),
+        "false_matches_there": 0.0 if last is None else round(float(false[last] / len(order)), 4),
     }

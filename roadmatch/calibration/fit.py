@@ -42,7 +42,7 @@ def choose_score(
     similarities = Similarities.of(searches, background, sorted({rule.k for rule in candidates}))
     recall = {}
     for rule in candidates:
-        judged = _judge(similarities.scored(rule), (how.default,), how)[how.default.name].groups
+        judged = cross_fit(similarities.scored(rule), (how.default,), how)[how.default.name].groups
         recall[rule] = sum(group.right.sum() for group in judged) / sum(group.searches.sum() for group in judged)
     return max(recall, key=lambda rule: recall[rule]), recall
 
@@ -65,10 +65,15 @@ def calibrate(
     shifted_scored = shifted and Similarities.of(shifted, background, [score.k]).scored(score)
     if scored.units < 4 * how.folds:
         raise ValueError(f"{scored.units} pictures are too few for {how.folds} folds: give at least {4 * how.folds}")
-    shown = [rule for rule in how.rules if rule.least_rate(scored.units) is None]
     fit = _fit(scored, how)
-    judged = _judge(scored, shown, how)
-    judged_shifted = _judge(scored, shown, how, judge_on=shifted_scored) if shifted_scored else {}
+    size = fold_size(scored.units, how)
+    shown = [
+        rule
+        for rule in how.rules
+        if rule.least_rate(scored.units) is None and np.isfinite(threshold_for(rule, fit, size))
+    ]
+    judged = cross_fit(scored, shown, how)
+    judged_shifted = cross_fit(scored, shown, how, judge_on=shifted_scored) if shifted_scored else {}
     points = tuple(
         _point(rule, fit, how, searches, judged.get(rule.name), shifted, judged_shifted.get(rule.name))
         for rule in how.rules
@@ -81,30 +86,35 @@ def _fit(scored: Scored, how: Calibration) -> Fit:
 
 
 @dataclass(frozen=True)
-class _CrossFitted:
+class CrossFitted:
     """A rule's folds, each judged at the threshold that the others fitted."""
 
     groups: list[Judged]
     thresholds: list[float]
 
 
-def _judge(
+def cross_fit(
     scored: Scored, rules: Sequence[Rule], how: Calibration, judge_on: Scored | None = None
-) -> dict[str, _CrossFitted]:
+) -> dict[str, CrossFitted]:
     """Each fold's searches among themselves, at the thresholds that the other folds fitted."""
-    judged = {rule.name: _CrossFitted([], []) for rule in rules}
+    judged = {rule.name: CrossFitted([], []) for rule in rules}
     for fold in folds(scored.units, how.folds, np.random.default_rng([how.seed, 2])):
         fit = _fit(scored.only(np.setdiff1d(np.arange(scored.units), fold)), how)
         group = (judge_on or scored).only(fold)
         for rule in rules:
-            threshold = threshold_for(rule, fit, len(fold))
+            threshold = threshold_for(rule, fit, fold_size(scored.units, how))
             judged[rule.name].groups.append(Judged.of(group, threshold))
             judged[rule.name].thresholds.append(threshold)
     return judged
 
 
+def fold_size(units: int, how: Calibration) -> int:
+    """Units of the largest fold: the one gallery size that the evidence speaks of."""
+    return -(-units // how.folds)
+
+
 def threshold_for(rule: Rule, fit: Fit, gallery_size: int) -> float:
-    """The threshold that a point of this fit applies in a gallery of this size."""
+    """The threshold that a point of this fit applies in a gallery of this size; infinite where it has none."""
     thresholds = rule.thresholds(fit)
     step = int(np.ceil(np.log2(max(gallery_size, 1))))
     return thresholds[step] if step < len(thresholds) else np.inf
@@ -115,9 +125,9 @@ def _point(
     fit: Fit,
     how: Calibration,
     searches: Searches,
-    judged: _CrossFitted | None,
+    judged: CrossFitted | None,
     shifted: Searches | None,
-    judged_shifted: _CrossFitted | None,
+    judged_shifted: CrossFitted | None,
 ) -> OperatingPoint:
     if judged is None:
         return OperatingPoint(
@@ -140,9 +150,9 @@ def _point(
     )
 
 
-def _evidence(rule: Rule, fit: Fit, how: Calibration, searches: Searches, judged: _CrossFitted) -> Evidence:
+def _evidence(rule: Rule, fit: Fit, how: Calibration, searches: Searches, judged: CrossFitted) -> Evidence:
     share = _EVEN if rule.match_share is None else rule.match_share
-    gallery_size = max(len(group.searches) for group in judged.groups)
+    gallery_size = fold_size(fit.units, how)
     shipped = fit.found_at(threshold_for(rule, fit, gallery_size))
     threshold_variance = float(np.mean([(fit.found_at(threshold) - shipped) ** 2 for threshold in judged.thresholds]))
     reached = rates(judged.groups, share, np.random.default_rng([how.seed, 3]), how.resamples, threshold_variance)

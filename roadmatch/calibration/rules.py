@@ -11,6 +11,8 @@ from roadmatch.calibration.tail import Tail, fit_tail
 _ONE_SIDED = 0.05
 _SOME = 0.01
 """A threshold that finds a lesser share of the matches is of no use, however sure."""
+_TOO_MANY = 0.5
+"""A threshold at which most searches without a match are answered `match` decides nothing."""
 GALLERY_STEPS = 31
 """Thresholds are fitted for galleries of 1, 2, 4 ... 2**30 items."""
 
@@ -72,7 +74,7 @@ class Rule:
         return 3 / units
 
     def shown_up_to(self, fit: Fit) -> int:
-        """The largest gallery, a power of two, whose threshold asks for no lesser rate than the pairs can show."""
+        """The largest gallery, a power of two, whose threshold asks for no lesser rate than three pairs show."""
         steps = np.searchsorted(fit.tail.grid, self.thresholds(fit))
         shown = fit.tail.upper[np.minimum(steps, len(fit.tail.grid) - 1)] >= fit.tail.least_shown
         steps_shown = len(shown) if shown.all() else int(np.argmin(shown))
@@ -97,7 +99,7 @@ def precision(least: float, match_share: float) -> Rule:
     def thresholds(fit: Fit) -> tuple[float, ...]:
         chosen: list[float] = []
         some = int(np.count_nonzero(fit.found_low >= _SOME))
-        for size in _SIZES:
+        for size in _SIZES if some else ():
             right, wrong = _answers(fit.found_low[:some], _per_search(fit.tail.upper[:some], size), match_share)
             share = right / (right + wrong)
             surest = int(np.argmax(share))
@@ -118,8 +120,8 @@ def max_f1(match_share: float) -> Rule:
         for size in _SIZES:
             right, wrong = _answers(fit.found, _per_search(fit.tail.rate, size), match_share)
             best = int(np.argmax(2 * right / (right + wrong + match_share)))
-            if best == 0:
-                break  # in so large a gallery nothing beats accepting everything
+            if _per_search(fit.tail.rate[best], size) > _TOO_MANY:
+                break  # in so large a gallery the best F1 is that of accepting nearly everything
             chosen.append(float(fit.tail.grid[best]))
         return tuple(chosen)
 
@@ -134,7 +136,7 @@ def _pair_rate(rate: float) -> Floats:
     return np.asarray(-np.expm1(np.log1p(-rate) / _SIZES))
 
 
-def _per_search(pair_rate: Floats, size: float) -> Floats:
+def _per_search(pair_rate: Floats | float, size: float) -> Floats:
     return np.asarray(-np.expm1(size * np.log1p(-np.minimum(pair_rate, 1 - 1e-12))))
 
 
@@ -145,4 +147,6 @@ def _answers(found: Floats, false_match_rate: Floats, match_share: float) -> tup
 
 
 def _first(fit: Fit, holds: Floats) -> float:
+    if not holds.any():
+        raise ValueError("no threshold fulfils the rule, not even one above every score: is a score not a number?")
     return float(fit.tail.grid[int(np.argmax(holds))])

@@ -17,8 +17,9 @@ class Searches:
     """Queries and gallery images (unit vectors) with the unit each belongs to.
 
     A unit is what is independent of all others: one picture with its edited copies, or one class. A query's right
-    match is a gallery image of its own unit, and every unit is in the gallery: the search without a match is the same
-    search with the query's unit held out.
+    match is a gallery image of its own unit; every unit has queries and gallery images. The search without a match is
+    the same search with the query's unit held out. Raises ValueError for a unit that lacks either: it would count as
+    evidence that it does not give.
     """
 
     what: str
@@ -29,8 +30,8 @@ class Searches:
     gallery_unit: Units  # (N,)
 
     def __post_init__(self) -> None:
-        if not np.isin(self.query_unit, self.gallery_unit).all():
-            raise ValueError("every query's unit needs an image in the gallery")
+        if not np.array_equal(np.unique(self.query_unit), self.units):
+            raise ValueError("every unit needs queries and gallery images: leave out those that lack either")
 
     @property
     def units(self) -> Units:
@@ -54,7 +55,7 @@ class Scored:
     """Scores of all (query, gallery image) pairs, with units numbered 0..U-1."""
 
     scores: Floats  # (Q, N)
-    ceiling: float  # no pair can score more: a picture without background, asked with itself
+    ceiling: float  # no pair of these pictures can score more, not even one that is like no background with itself
     query_unit: Units  # (Q,)
     gallery_unit: Units  # (N,)
 

@@ -83,10 +83,11 @@ class _HighestPairs:
         different = scored.query_unit[:, None] != scored.gallery_unit
         rows, columns = np.nonzero(different)
         values = scored.scores[rows, columns]
-        kept = max(1, int(_KEPT * len(values)))
-        best = np.argpartition(-values, kept - 1)[:kept]
+        cut = len(values) - max(1, int(_KEPT * len(values)))
+        least = np.partition(values, cut)[cut]
+        best = np.flatnonzero(values >= least)  # ties at the cut are kept, or the rate there would be too low
         best = best[np.argsort(-values[best], kind="stable")]
-        values = values[best]
+        values, kept = values[best], len(best)
         ranks = np.unique(np.geomspace(1, kept, _STEPS).astype(np.int64)) - 1
         grid = np.unique(values[ranks])
         return _HighestPairs(
