@@ -31,7 +31,7 @@ class Match(BaseModel):
 class Here(BaseModel):
     """What is expected of a rule in this gallery, by the evidence of the bundle and by the gallery's own images."""
 
-    gallery_size: int
+    gallery_images: Annotated[int, Field(description="images, not items: each is one more chance to be wrong")]
     expected_false_match_rate: float
     expected_recall: float
     extrapolated: Annotated[bool, Field(description="the gallery is larger than what the evidence shows by itself")]
@@ -52,19 +52,19 @@ class StatedRate(BaseModel):
     promise: str
 
     @classmethod
-    def of(cls, points: OperatingPoints, point: OperatingPoint, size: int, check: SelfCheck | None) -> Self:
-        """The rates of a point in a gallery of so many items; check: if the gallery's own images say anything."""
+    def of(cls, points: OperatingPoints, point: OperatingPoint, images: int, check: SelfCheck | None) -> Self:
+        """The rates of a point among so many images; check: if the gallery's own images say anything."""
         assert point.evidence is not None
-        applied = point.threshold(size)
+        applied = point.threshold(images)
         here = Here(
-            gallery_size=size,
-            expected_false_match_rate=_figures(points.curves.expected_false_match_rate(applied.value, size)),
+            gallery_images=images,
+            expected_false_match_rate=_figures(points.curves.expected_false_match_rate(applied.value, images)),
             expected_recall=_figures(points.curves.expected_recall(applied.value)),
             extrapolated=applied.extrapolated,
             self_checked_false_match_rate=None if check is None or check.rate is None else _figures(check.rate),
             self_checked_at_most=None if check is None else _figures(check.high),
         )
-        words = promise(points, point, size, None if check is None else check.high)
+        words = promise(points, point, images, None if check is None else check.high)
         return cls(evidence=point.evidence, here=here, promise=words)
 
 
@@ -112,7 +112,7 @@ class CompareAnswer(BaseModel):
 
 def search_answer(service: Service, gallery: Gallery, point: OperatingPoint | None, answer: Answer) -> SearchAnswer:
     """The answer with what stands behind it."""
-    calibration, stated = stated_rate(service, gallery, point, answer.gallery_size)
+    calibration, stated = stated_rate(service, gallery, point, answer.gallery_images)
     return SearchAnswer(
         decision=answer.decision,
         threshold=answer.threshold,
@@ -134,17 +134,18 @@ def compare_answer(
     service: Service,
     bundle: str,
     gallery: Gallery | None,
-    size: int,
+    size: tuple[int, int],
     point: OperatingPoint | None,
     threshold: float,
     found: Comparison,
 ) -> CompareAnswer:
-    """The comparison with what stands behind it; without a gallery it is that of a gallery of one item."""
+    """The comparison with what stands behind it; size: items and images, 1 and 1 without a gallery."""
+    items, images = size
     if gallery is not None:
-        calibration, stated = stated_rate(service, gallery, point, size)
+        calibration, stated = stated_rate(service, gallery, point, images)
     else:
         calibration = Calibration.NOT_CHECKED
-        stated = None if point is None else StatedRate.of(service.points(bundle), point, size, None)
+        stated = None if point is None else StatedRate.of(service.points(bundle), point, images, None)
     return CompareAnswer(
         decision=found.decision,
         similarity=found.similarity,
@@ -155,27 +156,27 @@ def compare_answer(
         calibration=calibration,
         stated_rate=stated,
         gallery=None if gallery is None else gallery.name,
-        gallery_size=size,
+        gallery_size=items,
         bundle=bundle,
     )
 
 
 def stated_rate(
-    service: Service, gallery: Gallery, point: OperatingPoint | None, size: int
+    service: Service, gallery: Gallery, point: OperatingPoint | None, images: int
 ) -> tuple[Calibration, StatedRate | None]:
     """What the self-check says of a rule in a gallery, and its rates; a caller's own threshold has none."""
     if point is None:
         return Calibration.NOT_CHECKED, None
-    calibration, check = service.calibration(gallery, point, size)
+    calibration, check = service.calibration(gallery, point, images)
     told = None if calibration is Calibration.NOT_CHECKED else check
-    return calibration, _rates(service, gallery.bundle, point.rule, size, told)
+    return calibration, _rates(service, gallery.bundle, point.rule, images, told)
 
 
 @lru_cache(maxsize=256)
-def _rates(service: Service, bundle: str, rule: str, size: int, check: SelfCheck | None) -> StatedRate:
+def _rates(service: Service, bundle: str, rule: str, images: int, check: SelfCheck | None) -> StatedRate:
     """Kept, because hardly any search comes with a new size or check, and words take time."""
     points = service.points(bundle)
-    return StatedRate.of(points, points.point(rule), size, check)
+    return StatedRate.of(points, points.point(rule), images, check)
 
 
 def _figures(share: float) -> float:

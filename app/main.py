@@ -12,6 +12,8 @@ from types import FrameType
 
 import uvicorn
 from fastapi import FastAPI
+from fastapi_offline import FastAPIOffline
+from starlette.responses import RedirectResponse
 from starlette.types import ASGIApp
 
 from app import problems
@@ -36,7 +38,7 @@ def create_app(service: Service) -> ASGIApp:
         yield
         service.close()
 
-    app = FastAPI(
+    app = FastAPIOffline(  # the documentation page comes from here and not from other people's servers
         title="Roadmatch",
         description=_DESCRIPTION,
         version=version("roadmatch"),
@@ -44,17 +46,24 @@ def create_app(service: Service) -> ASGIApp:
         dependencies=[KNOWN_QUERY],
         generate_unique_id_function=operation_id,
         redoc_url=None,
+        swagger_ui_oauth2_redirect_url="/docs/oauth2-redirect",
         redirect_slashes=False,
         max_body_size=service.settings.body_mb * 1_000_000,
         form_limits={"max_files": MOST_IMAGES + 1, "max_fields": 16, "max_part_size": 65_536},
     )
     app.state.service = service
     problems.install(app)
+    app.add_api_route("/", _to_documentation, include_in_schema=False)
     for routes in (search, galleries, items, operations):  # tried in this order, so searches find theirs first
         app.include_router(routes.router)
     app.openapi = cache(partial(document, app, service))  # type: ignore[method-assign]
     places = service.settings.threads + service.settings.queue
     return Gate(app, places=places, receive_s=service.settings.receive_s, metrics=service.metrics)
+
+
+async def _to_documentation() -> RedirectResponse:
+    """A person who opens the printed address sees what can be asked."""
+    return RedirectResponse("/docs")
 
 
 class _Server(uvicorn.Server):

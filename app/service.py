@@ -131,10 +131,13 @@ class Service:
         top_k: int,
         fresh: bool = False,
     ) -> tuple[OperatingPoint | None, list[Answer]]:
-        """Answers of one generation, by the rule (the gallery's own if none) or by the caller's threshold."""
+        """Answers of one generation, by the rule (the gallery's own if none) or by the caller's threshold.
+
+        A rule's threshold is that for the number of images: an item's score is that of its best one.
+        """
         generation = self.generation(gallery, fresh=fresh)
         point = None if threshold is not None else self.points(gallery.bundle).point(rule or gallery.rule)
-        applied = point.threshold(generation.items).value if point is not None else threshold
+        applied = point.threshold(generation.images).value if point is not None else threshold
         assert applied is not None
         if point is not None:
             self._asked.add((gallery.name, point.rule))
@@ -145,20 +148,20 @@ class Service:
             self.metrics.searched(answer)
         return point, answers
 
-    def calibration(self, gallery: Gallery, point: OperatingPoint, size: int) -> tuple[Calibration, SelfCheck | None]:
+    def calibration(self, gallery: Gallery, point: OperatingPoint, images: int) -> tuple[Calibration, SelfCheck | None]:
         """What the gallery's newest self-check says of a rule."""
         self._asked.add((gallery.name, point.rule))
         check = self._checks[point.rule].latest(gallery.id)
         if check is None:
             return Calibration.NOT_CHECKED, None
-        return verdict(check, self.stated_rate(gallery.bundle, point, size)), check
+        return verdict(check, self.stated_rate(gallery.bundle, point, images)), check
 
-    def stated_rate(self, bundle: str, point: OperatingPoint, size: int) -> float:
-        """The false-match rate that a rule promises in a gallery of this size, or else the one to be expected."""
+    def stated_rate(self, bundle: str, point: OperatingPoint, images: int) -> float:
+        """The false-match rate that a rule promises among so many images, or else the one to be expected."""
         if point.stated_false_match_rate is not None:
             return point.stated_false_match_rate
-        threshold = point.threshold(size).value
-        return self.points(bundle).curves.expected_false_match_rate(threshold, max(size, 1))
+        threshold = point.threshold(images).value
+        return self.points(bundle).curves.expected_false_match_rate(threshold, max(images, 1))
 
     def forget(self, gallery: Gallery) -> None:
         """Let go of what is in memory of a deleted gallery."""
@@ -180,7 +183,7 @@ class Service:
     def _check(self, name: str, rule: str) -> None:
         gallery = galleries.get(self.database, name)
         generation = self.generation(gallery)
-        threshold = self.points(gallery.bundle).point(rule).threshold(generation.items).value
+        threshold = self.points(gallery.bundle).point(rule).threshold(generation.images).value
         checks, started = self._checks[rule], time.monotonic()
         if not checks.is_due(gallery.id, generation, threshold, started):
             return

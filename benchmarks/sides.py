@@ -58,17 +58,21 @@ class Side:
 
 @contextlib.contextmanager
 def sides(*made: Callable[[], Side]) -> Iterator[list[Side]]:
-    """Several sides, ended together."""
+    """Several sides, all ready before any is asked, and ended together."""
     with contextlib.ExitStack() as stack:
-        yield [stack.enter_context(contextlib.closing(make())) for make in made]
+        running = [stack.enter_context(contextlib.closing(make())) for make in made]
+        for side in running:
+            side.finish()
+        yield running
 
 
 def answer_commands(answer: Callable[..., Answers]) -> None:
     """In the child: one JSON object a line of stdin -> answer(**command) on stdout, until stdin ends.
 
-    What a library prints goes to stderr.
+    An empty answer comes first, to say that the child is ready. What a library prints goes to stderr.
     """
     out, sys.stdout = sys.stdout, sys.stderr
+    _say(out, {})
     for line in sys.stdin:
         _say(out, answer(**json.loads(line)))
 

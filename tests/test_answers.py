@@ -197,7 +197,7 @@ def test_the_promise_says_in_words_what_the_figures_of_the_answer_are(client: Te
         answer = client.post("/v1/galleries/words/search", files={"image": picture(1)}, data={"rule": rule}).json()
         assert_words(answer["stated_rate"])
         assert answer["operating_point"] == rule
-        assert answer["stated_rate"]["here"]["gallery_size"] == answer["gallery_size"] == 5
+        assert answer["stated_rate"]["here"]["gallery_images"] == answer["gallery_size"] == 5
         point = service.points(answer["bundle"]).point(rule)
         assert answer["threshold"] == point.threshold(8).value
     assert_words(client.get("/v1/galleries/words").json()["stated_rate"])
@@ -208,14 +208,14 @@ def assert_words(stated: Any) -> None:
     false = evidence["false_match_rate"]
     percents = [float(number) for number in re.findall(r"([\d.]+) %(?! of pictures)", words.replace("(95 %", "("))]
     told = [false["value"], false["low"], false["high"], evidence["recall"]["value"]]
-    told += [here["expected_false_match_rate"]]
+    told += [here["expected_false_match_rate"], here["expected_recall"]]
     told += [] if here["self_checked_at_most"] is None else [here["self_checked_at_most"]]
     assert len(percents) == len(told), words
     for percent, share in zip(percents, told, strict=True):
         assert percent / 100 == pytest.approx(share, rel=0.06, abs=1e-9), words
     for text in (evidence["what"], f"{evidence['pictures']} pictures", f"gallery of {evidence['gallery_size']}"):
         assert text in words
-    assert f"Here, with {here['gallery_size']} item" in words
+    assert f"Here, with {here['gallery_images']} image" in words
     assert words.endswith("Other kinds of pictures need their own calibration.")
 
 

@@ -178,7 +178,7 @@ def test_an_empty_gallery_answers_no_match() -> None:
     gone = generation_of([Image("a", "a1", query.vector, alive=False)])
     for generation in (generation_of([]), gone):
         answer = search(generation, [query], RULE, threshold=0.5, top_k=10)[0]
-        assert answer == Answer(Decision.NO_MATCH, 0.5, None, (), (), False, 9, 0)
+        assert answer == Answer(Decision.NO_MATCH, 0.5, None, (), (), False, 9, 0, 0)
 
 
 def test_a_wrong_argument_is_refused() -> None:

@@ -184,7 +184,7 @@ def test_a_pair_is_compared_as_a_search_would(client: TestClient, gallery: str) 
     pair = {"query": edited(picture(1)), "picture": picture(1)}
     alone = client.post("/v1/compare", files=pair).json()
     assert (alone["decision"], alone["gallery"], alone["gallery_size"]) == ("match", None, 1)
-    assert alone["stated_rate"]["here"]["gallery_size"] == 1
+    assert alone["stated_rate"]["here"]["gallery_images"] == 1
     for number in range(3):
         put(client, gallery, f"i{number}", number)
     within = client.post("/v1/compare", files=pair, data={"gallery": gallery.rsplit("/", 1)[1]}).json()

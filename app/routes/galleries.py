@@ -98,8 +98,8 @@ def view(service: Service, gallery: Gallery) -> GalleryView:
     """The gallery as it goes out."""
     try:
         point = service.points(gallery.bundle).point(gallery.rule)
-        threshold: float | None = point.threshold(gallery.items).value
-        calibration, stated = stated_rate(service, gallery, point, gallery.items)
+        threshold: float | None = point.threshold(gallery.images).value
+        calibration, stated = stated_rate(service, gallery, point, gallery.images)
     except (BundleNotFound, RuleError):  # its searches say so; one such gallery must not hide the others
         threshold, calibration, stated = None, Calibration.NOT_CHECKED, None
     return GalleryView(

@@ -85,10 +85,11 @@ async def compare_pictures(form: Annotated[CompareForm, _MULTIPART], service: Se
         gallery = None if form.gallery is None else galleries.get(service.database, form.gallery)
         bundle = gallery.bundle if gallery else form.bundle or service.default_bundle
         points = service.points(bundle)
-        size = service.generation(gallery).items if gallery else 1
+        generation = service.generation(gallery) if gallery else None
+        size = (generation.items, generation.images) if generation else (1, 1)
         rule = form.rule or (gallery.rule if gallery else points.default_rule)
         point = points.point(rule) if form.threshold is None else None
-        threshold = point.threshold(size).value if point else form.threshold
+        threshold = point.threshold(size[1]).value if point else form.threshold
         assert threshold is not None
         query, picture = (service.encode_here(bundle, upload.file.read()) for upload in (form.query, form.picture))
         score = service.encoder(bundle).bundle.manifest.score

@@ -51,7 +51,7 @@ class Answer:
     """What a search found: matches and near misses best first, together at most top_k.
 
     best_score: of the best item; None in an empty gallery. matches_truncated: whether more items match than are shown.
-    gallery_size: items at `seq`.
+    gallery_size: items at `seq`; gallery_images: their images, each of them one more chance to be wrong.
     """
 
     decision: Decision
@@ -62,6 +62,7 @@ class Answer:
     matches_truncated: bool
     seq: int
     gallery_size: int
+    gallery_images: int
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ _Ranking = dict[int, tuple[float, str, str, float]]
 
 def _answer(generation: Generation, query: Query, rule: ScoreRule, threshold: float, top_k: int) -> Answer:
     if generation.images == 0:
-        return Answer(Decision.NO_MATCH, threshold, None, (), (), False, generation.seq, generation.items)
+        return Answer(Decision.NO_MATCH, threshold, None, (), (), False, generation.seq, generation.items, 0)
     if query.vector.shape != (generation.dimension,):
         raise ValueError(f"a query of shape {query.vector.shape} in a gallery of {generation.dimension} dimensions")
     best = _best_items(generation, query, rule, threshold, top_k)
@@ -127,6 +128,7 @@ def _answer(generation: Generation, query: Query, rule: ScoreRule, threshold: fl
         matches_truncated=len(best) > top_k and best[top_k].score >= threshold,
         seq=generation.seq,
         gallery_size=generation.items,
+        gallery_images=generation.images,
     )
 
 
