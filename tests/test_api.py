@@ -93,7 +93,7 @@ def test_a_gallery_shows_its_size_and_the_threshold_of_that_size(client: TestCli
     shown = client.get(gallery).json()
     assert (shown["items"], shown["images"], shown["seq"]) == (3, 6, 6)
     assert shown["threshold"] > empty["threshold"]
-    assert shown["stated_rate"]["here"]["gallery_images"] == 3
+    assert shown["stated_rate"]["here"]["gallery_images"] == 6
 
 
 def test_rule_and_keep_of_a_gallery_can_be_changed_and_nothing_else(client: TestClient, gallery: str) -> None:

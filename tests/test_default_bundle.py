@@ -1,6 +1,5 @@
 """The bundle that comes with Roadmatch is what its weights and its recipe make."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,8 +32,8 @@ def pictures() -> list[bytes]:
 
 
 @pytest.fixture(scope="module")
-def embedded(encoder: Encoder, pictures: list[bytes]) -> Iterator[Vector]:
-    yield np.stack([encoder.encode(data).vector for data in pictures])
+def embedded(encoder: Encoder, pictures: list[bytes]) -> Vector:
+    return np.stack([encoder.encode(data).vector for data in pictures])
 
 
 def test_built_again_from_the_wheels_weights_it_embeds_the_same(

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import onnx
+import openvino
 import pytest
 import torch
 
@@ -14,7 +15,7 @@ from roadmatch import bundle as bundles
 from roadmatch.bundle import EMBEDDER, MODEL, Bundle
 from roadmatch.embedding import Encoder, open_encoder
 from roadmatch.embedding.engine import Pixels
-from roadmatch.embedding.openvino_engine import OpenvinoEngine, agree
+from roadmatch.embedding.openvino_engine import OpenvinoEngine, agree, use_scalars
 from roadmatch.embedding.torch_engine import TorchEngine
 from roadmatch.errors import BundleCorrupt, BundleUnsupported, ImageTooLarge, UnsupportedImage
 from roadmatch.images import Limits, read_pixels
@@ -69,6 +70,17 @@ class FakeRequest:
     def infer(self, pixels: Pixels) -> Vector:
         self.calls += 1
         return self._vector
+
+
+def test_equal_factors_of_the_channels_become_one_number_and_no_bit_changes(engine: OpenvinoEngine) -> None:
+    core = openvino.Core()
+    graph = core.read_model(embedder())
+    precise = {"INFERENCE_PRECISION_HINT": "f32"}
+    as_read = [core.compile_model(graph, "CPU", precise)(pixels[None])[0][0] for pixels in PICTURES]
+    use_scalars(graph)
+    first = next(node for node in graph.get_ordered_ops() if node.get_type_name() == "Multiply")
+    assert first.input_value(1).get_shape() == openvino.Shape([])
+    np.testing.assert_array_equal([engine.embed(pixels) for pixels in PICTURES], as_read)
 
 
 def test_the_form_for_lone_calls_is_used_only_where_it_gives_the_same_bits() -> None:

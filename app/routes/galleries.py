@@ -1,7 +1,6 @@
 """Galleries: make, list, look at, change, delete."""
 
 from datetime import datetime
-from functools import partial
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Response
@@ -91,7 +90,7 @@ async def delete_gallery(gallery: GalleryName, service: ServiceDep) -> None:
         galleries.delete(service.database, service.store.blobs, gallery)
         service.forget(found)
 
-    await service.on_a_core(partial(delete))
+    await service.on_a_writer(delete)
 
 
 def view(service: Service, gallery: Gallery) -> GalleryView:

@@ -175,10 +175,14 @@ def get_item(gallery: GalleryName, item: ItemId, response: Response, service: Se
 
 
 @router.delete("/v1/galleries/{gallery}/items/{item}", status_code=204, responses=failures(404, 412, 422, 503))
-def delete_item(gallery: GalleryName, item: ItemId, service: ServiceDep, if_match: Version = None) -> None:
+async def delete_item(gallery: GalleryName, item: ItemId, service: ServiceDep, if_match: Version = None) -> None:
     """The item with its pictures and embeddings; it is in no answer after this one."""
-    found = galleries.get(service.database, gallery)
-    items.delete(service.store, found, item, expect_version=_version(found, if_match))
+
+    def delete() -> None:
+        found = galleries.get(service.database, gallery)
+        items.delete(service.store, found, item, expect_version=_version(found, if_match))
+
+    await service.on_a_writer(delete)
 
 
 @router.post(
@@ -206,13 +210,17 @@ async def add_images(
     response_model=ItemView,
     responses=failures(404, 409, 412, 422, 503),
 )
-def delete_image(
+async def delete_image(
     gallery: GalleryName, item: ItemId, image: ImageId, service: ServiceDep, if_match: Version = None
 ) -> ItemView:
     """One image of an item; the last one goes with its item only."""
-    found = galleries.get(service.database, gallery)
-    left = items.delete_image(service.store, found, item, image, expect_version=_version(found, if_match))
-    return ItemView.of(found, left)
+
+    def delete() -> ItemView:
+        found = galleries.get(service.database, gallery)
+        left = items.delete_image(service.store, found, item, image, expect_version=_version(found, if_match))
+        return ItemView.of(found, left)
+
+    return await service.on_a_writer(delete)
 
 
 @router.get(
