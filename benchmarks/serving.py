@@ -45,7 +45,7 @@ class Effort:
     loaded_times: int = 30
     clients: int = 16
     starts: int = 3
-    embeddings: int = 40
+    embeddings: int = 25
     rows: int = 1_000_000
     queries: int = 10
 
@@ -196,29 +196,34 @@ def _round(service: Running, requests: list[bytes], whole: Side, single: list[Si
 
 
 def _embedding(bundle_folder: Path, effort: Effort) -> Figures:
-    """Our engine and torch's eager mode, in processes of their own; then in one, where torch slows OpenVINO."""
+    """Our engine and torch's eager mode, in processes of their own; then in one, where torch slows OpenVINO.
+
+    The bar compares fastest calls: torch's threads wait for each other, so on a busy machine its usual call takes many
+    times as long as it should, and a ratio of usual calls would flatter us.
+    """
     kinds = ("ours", "torch_no_grad", "torch_inference_mode")
     made = [partial(Side, "benchmarks.embedders", [str(bundle_folder), kind], os.environ) for kind in kinds]
     together = partial(Side, "benchmarks.embedders", [str(bundle_folder), *kinds], os.environ)
     with sides(*made) as apart:
         rounds = [
-            {
-                kind: side.ask(kind=kind, times=effort.embeddings)["p50_s"]
-                for kind, side in zip(kinds, apart, strict=True)
-            }
+            {kind: side.ask(kind=kind, times=effort.embeddings) for kind, side in zip(kinds, apart, strict=True)}
             for _ in _rounds("embedding", effort.rounds)
         ]
-    by_kind = {kind: [one[kind] for one in rounds] for kind in kinds}
     with sides(together) as (one,):
-        in_one_process = {kind: one.ask(kind=kind, times=effort.embeddings)["p50_s"] for kind in kinds}
+        in_one_process = {kind: one.ask(kind=kind, times=effort.embeddings) for kind in kinds}
+    p50_s, fastest_s = (
+        {kind: [one[kind][figure] for one in rounds] for kind in kinds} for figure in ("p50_s", "fastest_s")
+    )
+    fastest = {kind: min(of_rounds) for kind, of_rounds in fastest_s.items()}
     return {
         "baseline": "eager model(x), torch.no_grad, model and input channels last, all threads, batch norm not fused",
-        "ratio": min(by_kind["torch_no_grad"]) / min(by_kind["ours"]),
-        "ratio_median": _median_ratio(by_kind["torch_no_grad"], by_kind["ours"]),
-        "ratio_to_inference_mode": min(by_kind["torch_inference_mode"]) / min(by_kind["ours"]),
-        "ratio_in_one_process": in_one_process["torch_no_grad"] / in_one_process["ours"],
-        "p50_s": rounds,
-        "p50_s_in_one_process": in_one_process,
+        "ratio": fastest["torch_no_grad"] / fastest["ours"],
+        "ratio_to_inference_mode": fastest["torch_inference_mode"] / fastest["ours"],
+        "ratio_of_p50_median": _median_ratio(p50_s["torch_no_grad"], p50_s["ours"]),
+        "ratio_in_one_process": in_one_process["torch_no_grad"]["fastest_s"] / in_one_process["ours"]["fastest_s"],
+        "fastest_s": fastest_s,
+        "p50_s": p50_s,
+        "in_one_process": in_one_process,
     }
 
 

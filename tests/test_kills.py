@@ -156,7 +156,7 @@ class Client(threading.Thread):
         if living and chance < 0.3:
             return Write(self._rng.choice(living), "delete", None)
         label = f"{self.name}-{number}"
-        return Write(label, "post" if chance > 0.8 else "put", number)
+        return Write(label, "post" if chance > 0.65 else "put", number)
 
 
 def listed(client: httpx.Client) -> list[Any]:
@@ -313,6 +313,30 @@ def check_pictures(data: Path, database: str, at_least_swept: int) -> None:
     assert files.keys() == named.keys()
     for key, expected in named.items():
         assert sha256(files[key].read_bytes()).hexdigest() == expected
+
+
+def test_a_repeated_request_makes_one_item_whatever_the_moment_of_the_kill(bundle: Path, tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    left: str | None = None  # the key of the request that was killed
+    for failpoint in (f"{MOMENTS[0]}@1", f"{MOMENTS[1]}@2", f"{MOMENTS[2]}@2", ""):
+        served = start(data, bundle, failpoint=failpoint)
+        try:
+            with httpx.Client(base_url=served.url, timeout=20) as client:
+                client.post("/v1/galleries", json={"name": "g"})
+                before = [item["label"] for item in listed(client)]
+                assert (left in before) == (failpoint == "")  # only the last kill came after a commit
+                if left is not None:
+                    answer = Write(left, "post", 1).send(client, "")
+                    assert answer.status_code == (200 if failpoint == "" else 201)
+                    assert [item["label"] for item in listed(client)].count(left) == 1
+                if failpoint:
+                    left = failpoint
+                    with pytest.raises(httpx.TransportError):
+                        Write(left, "post", 1).send(client, "")
+                    served.process.wait(10)
+        finally:
+            served.kill()
+    check_pictures(data, "", at_least_swept=2)
 
 
 @pytest.mark.timeout(300)

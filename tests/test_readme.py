@@ -8,7 +8,7 @@ import pytest
 
 from app.answers import SearchAnswer
 from app.cli import parser
-from app.settings import PREFIX, Settings
+from app.settings import PREFIX, ClientSettings, Settings
 from roadmatch.bundle import default_bundle_folder, read
 from tests.readme import README, rewritten
 
@@ -31,6 +31,8 @@ def test_the_figures_are_those_of_the_default_bundle_and_of_the_settings() -> No
 def test_every_setting_is_in_the_table_and_the_table_names_no_other() -> None:
     named = set(re.findall(rf"^\| `({PREFIX}\w+)`", TEXT, re.MULTILINE))
     assert named == {PREFIX + name.upper() for name in Settings.model_fields}
+    for name in ClientSettings.model_fields:
+        assert f"`{PREFIX}{name.upper()}`" in TEXT
 
 
 def test_every_make_target_that_is_named_exists() -> None:

@@ -36,7 +36,7 @@ def fit_tail(scored: Scored, weights: Floats) -> Tail:
     anchor pairs are counted. Beyond it few pairs of units are left, and the tail goes on from the rate at the anchor as
     a power of the distance to the ceiling (a generalised Pareto tail with a known end point; its exponent is the
     reciprocal of the mean of -log(1 - y), y being the share of the way to the ceiling). An exponential tail, which
-    knows no ceiling, put the rates that a whole set shows 2 to 4 times too high from a part of it: benchmarks.tail.
+    knows no ceiling, is several times too high where few pairs are left: benchmarks.tail.
     Every resample has its own rate and exponent; the bound is their quantile. Beyond the anchor the few pairs share no
     units, and a lone pair drawn by both of its units varies three times as much as one that is counted (the pigeonhole
     bootstrap, Owen, 2007): the exponent's deviations are divided by the root of three.
