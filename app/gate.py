@@ -23,10 +23,16 @@ log = logging.getLogger("roadmatch.requests")
 
 
 class Gate:
-    """Outermost ASGI layer. A request with a body is admitted or refused before its body is read."""
+    """Outermost ASGI layer. A request with a body is admitted or refused before its body is read.
 
-    def __init__(self, app: ASGIApp, *, places: int, receive_s: float, metrics: Metrics) -> None:
+    hosts: the names by which the service may be asked; none: any.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, places: int, receive_s: float, metrics: Metrics, hosts: frozenset[str] = frozenset()
+    ) -> None:
         self._app = app
+        self._hosts = hosts
         self._places = places
         self._receive_s = receive_s
         self._metrics = metrics
@@ -39,7 +45,9 @@ class Gate:
             return
         body = _Body(receive, self._receive_s) if scope["method"] in _WITH_BODY else None
         reply = _Reply(scope, send, body)
-        if body is None:
+        if (stranger := _stranger(scope, self._hosts)) is not None:
+            await reply.problem(403, stranger)
+        elif body is None:
             await self._run(scope, receive, reply)
         elif (refusal := _unreadable(scope)) is not None:
             await reply.problem(415, refusal)
@@ -64,6 +72,21 @@ class Gate:
             await reply.problem(500, "the service failed; its log has the details under the request's id")
         route = getattr(scope.get("route"), "path", "none")
         self._metrics.served(scope["method"], route, reply.status, time.perf_counter() - started)
+
+
+def _stranger(scope: Scope, hosts: frozenset[str]) -> str | None:
+    """Why a request is refused that a browser may have sent on behalf of another site, if it is.
+
+    A page can post forms to services on its reader's machine (its Origin tells), and can make its own name stand for
+    that machine (then the Host is not one of ours). hosts: names of ours; none: any.
+    """
+    headers = dict(scope["headers"])
+    host, origin = headers.get(b"host", b"").decode("latin-1").lower(), headers.get(b"origin")
+    if origin is not None and origin.decode("latin-1").lower().partition("://")[2] != host:
+        return "the request comes from the page of another site: send it from a program"
+    if hosts and re.sub(r":\d*$", "", host).strip("[]") not in hosts:
+        return f"the service does not go by the name {host!r}: add it to ROADMATCH_HOSTS"
+    return None
 
 
 def _unreadable(scope: Scope) -> str | None:

@@ -30,8 +30,8 @@ _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _DESCRIPTION = "Is this picture in my gallery, and where? One calibrated threshold serves every query."
 
 
-def create_app(service: Service) -> ASGIApp:
-    """The service over HTTP."""
+def create_app(service: Service, hosts: frozenset[str] = frozenset()) -> ASGIApp:
+    """The service over HTTP, asked by one of these names; none: by any."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -58,7 +58,7 @@ def create_app(service: Service) -> ASGIApp:
         app.include_router(routes.router)
     app.openapi = cache(partial(document, app, service))  # type: ignore[method-assign]
     places = service.settings.threads + service.settings.queue
-    return Gate(app, places=places, receive_s=service.settings.receive_s, metrics=service.metrics)
+    return Gate(app, places=places, receive_s=service.settings.receive_s, metrics=service.metrics, hosts=hosts)
 
 
 async def _to_documentation() -> RedirectResponse:
@@ -96,7 +96,7 @@ def serve(settings: Settings) -> int:
     sys.setswitchinterval(0.001)  # the event loop must not wait 5 ms for a thread that computes in Python
     with _bound(settings) as listener:
         service = open_service(settings)
-        app = create_app(service)
+        app = create_app(service, _names(settings))
         gc.collect()
         gc.freeze()  # what is here now stays: later collections need not go through it
         config = uvicorn.Config(
@@ -113,6 +113,12 @@ def serve(settings: Settings) -> int:
             signal.signal(number, signal.SIG_IGN)  # uvicorn raises it again in the end: being stopped is no failure
         _Server(config, service).run([listener])
     return 0
+
+
+def _names(settings: Settings) -> frozenset[str]:
+    """The names by which the service may be asked: the set ones, and on this machine alone its own."""
+    given = {name.strip().lower() for name in settings.hosts.split(",") if name.strip()}
+    return frozenset({*given, *_LOOPBACK}) if given or settings.host in _LOOPBACK else frozenset()
 
 
 def _bound(settings: Settings) -> socket.socket:

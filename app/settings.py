@@ -33,12 +33,15 @@ class Settings(BaseSettings):
     )
     host: str = Field("127.0.0.1", description="address to listen on")
     port: int = Field(8000, ge=0, le=65_535, description="port to listen on; 0: any free one")
+    hosts: str = Field("", description="more names by which it may be asked, as behind a proxy, separated by `,`")
     allow_open: bool = Field(False, description="listen on other machines' side without any protection")
     cpus: int = Field(0, ge=0, le=1024, description="threads for embedding and decoding; 0: all cores")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where pictures are embedded")
     queue: int = Field(64, ge=0, le=10_000, description="requests that may wait for a core; more are answered 503")
     body_mb: int = Field(64, ge=1, le=2_000, description="largest request body, MB")
-    receive_s: float = Field(30.0, gt=0, le=3_600, description="time for a request's body to arrive, seconds")
+    receive_s: float = Field(
+        30.0, gt=0, le=3_600, description="time for a request's head, and for its body, to arrive, seconds"
+    )
     shutdown_s: int = Field(20, ge=0, le=3_600, description="time for requests in flight after SIGTERM, seconds")
     sweep_s: int = Field(
         3_600, ge=1, le=86_400, description="age at which a picture that no row names is removed, seconds"

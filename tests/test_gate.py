@@ -92,7 +92,7 @@ class Wire:
 
 def head(length: int | None, path: str = SEARCH, method: str = "POST", **more: str) -> bytes:
     """A request's head; length None: chunked."""
-    lines = [f"{method} {path} HTTP/1.1", "Host: x", "Content-Type: multipart/form-data; boundary=BB"]
+    lines = [f"{method} {path} HTTP/1.1", "Host: localhost", "Content-Type: multipart/form-data; boundary=BB"]
     lines.append("Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}")
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in more.items()]
     return "\r\n".join([*lines, "", ""]).encode()
@@ -215,7 +215,7 @@ def test_a_head_that_does_not_arrive_ends_the_connection(served: Served) -> None
     started = time.monotonic()
     with Wire(served) as silent, Wire(served) as slow, Wire(served) as second:
         slow.send(head(10)[:40])
-        second.send(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        second.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n")
         assert second.answer("GET")[0] == 200
         second.send(b"GET /livez HTT")
         for connection in (silent, slow, second):
@@ -497,3 +497,28 @@ def test_a_database_that_is_gone_is_a_503_and_is_used_again_when_it_is_back(
         assert client.get("/v1/galleries/g").json()["items"] == 1
         assert put(client, "/v1/galleries/g", "b", 2).status_code == 201
         assert client.post(SEARCH, files={"image": picture(2)}).json()["matches"][0]["item"] == "b"
+
+
+# Other sites' pages
+
+
+@pytest.mark.parametrize("origin", ["https://evil.example", "null", "http://127.0.0.1:1"])
+def test_a_form_that_another_sites_page_sends_is_refused(served: Served, origin: str) -> None:
+    own = f"http://127.0.0.1:{served.port}"
+    answer = httpx.post(f"{served.url}{SEARCH}", files={"image": picture(1)}, headers={"Origin": origin})
+    assert answer.status_code == 403
+    assert "the page of another site" in answer.json()["detail"]
+    assert httpx.post(f"{served.url}{SEARCH}", files={"image": picture(1)}, headers={"Origin": own}).status_code == 200
+
+
+def test_a_name_that_is_made_to_stand_for_this_machine_is_refused(served: Served) -> None:
+    for host, status in (("evil.example", 403), ("", 403), ("localhost", 200), ("LOCALHOST:80", 200), ("[::1]:8", 200)):
+        answer = httpx.get(f"{served.url}/v1/galleries", headers={"Host": host})
+        assert answer.status_code == status, host
+    assert "ROADMATCH_HOSTS" in httpx.get(f"{served.url}/livez", headers={"Host": "evil.example"}).json()["detail"]
+
+
+def test_more_names_can_be_allowed(bundle: Path, tmp_path: Path) -> None:
+    with running(tmp_path / "data", bundle, hosts="match.example, other.example") as served:
+        for host, status in (("Match.Example:443", 200), ("127.0.0.1", 200), ("evil.example", 403)):
+            assert httpx.get(f"{served.url}/livez", headers={"Host": host}).status_code == status, host

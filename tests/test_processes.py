@@ -168,7 +168,7 @@ def half_a_put(served: Served, item: str) -> tuple[socket.socket, bytes]:
     head = b'--BB\r\nContent-Disposition: form-data; name="image"; filename="x"\r\n\r\n'
     body = head + picture(77) + b"\r\n--BB--\r\n"
     connection = socket.create_connection(("127.0.0.1", served.port), timeout=20)
-    lines = [f"PUT /v1/galleries/g/items/{item} HTTP/1.1", "Host: x", f"Content-Length: {len(body)}"]
+    lines = [f"PUT /v1/galleries/g/items/{item} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}"]
     lines += ["Content-Type: multipart/form-data; boundary=BB", "", ""]
     connection.sendall("\r\n".join(lines).encode() + body[:500])
     return connection, body[500:]
