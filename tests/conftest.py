@@ -1,4 +1,4 @@
-"""Databases for tests: an SQLite file, and a real PostgreSQL that lives as long as the test session."""
+"""What many tests need: databases (SQLite, and one real PostgreSQL for all of them) and the service in process."""
 
 from collections.abc import Callable, Iterator
 from hashlib import sha256
@@ -7,13 +7,18 @@ from pathlib import Path
 import numpy as np
 import psycopg
 import pytest
+from starlette.testclient import TestClient
 
+from app.main import create_app
+from app.service import Service
 from roadmatch.blobs import FolderBlobs
 from roadmatch.gallery import galleries
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.items import GalleryStore, NewImage
 from roadmatch.store.database import Database, open_database
+from tests.bundles import tiny_bundle
 from tests.postgres import PostgresServer
+from tests.service import open_here
 
 
 @pytest.fixture(scope="session")
@@ -78,3 +83,25 @@ def make_image() -> Callable[[object], NewImage]:
         return NewImage(data, sha256(data).hexdigest(), "PNG", 32, 16, vector / np.linalg.norm(vector), 0.25)
 
     return make
+
+
+# The service in process, on a tiny bundle
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny calibrated bundle."""
+    return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny").folder
+
+
+@pytest.fixture(scope="module")
+def service(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Service:
+    """A service of its own for each module."""
+    return open_here(tmp_path_factory.mktemp("data"), bundle)
+
+
+@pytest.fixture(scope="module")
+def client(service: Service) -> Iterator[TestClient]:
+    """What asks it over HTTP."""
+    with TestClient(create_app(service)) as client:
+        yield client

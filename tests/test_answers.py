@@ -37,12 +37,6 @@ def service(bundle: Bundle, tmp_path_factory: pytest.TempPathFactory) -> Service
     return open_here(tmp_path_factory.mktemp("data"), bundle.folder)
 
 
-@pytest.fixture(scope="module")
-def client(service: Service) -> Iterator[TestClient]:
-    with TestClient(create_app(service)) as client:
-        yield client
-
-
 def shown(answer: Any) -> list[tuple[str, float, float, float, str]]:
     """What an answer says of each item."""
     decided = [(hit, "match") for hit in answer["matches"]] + [(hit, "no_match") for hit in answer["near_misses"]]

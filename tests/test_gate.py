@@ -21,7 +21,7 @@ from starlette.testclient import TestClient
 from app.main import create_app
 from app.service import Service
 from roadmatch.gallery.replica import Generation, Replicas
-from tests.bundles import picture, tiny_bundle
+from tests.bundles import picture
 from tests.postgres import PostgresServer
 from tests.service import Served, open_here, running
 from tests.test_api import assert_problem, put
@@ -32,22 +32,12 @@ SEARCH = "/v1/galleries/g/search"
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny").folder
-
-
-@pytest.fixture(scope="module")
 def served(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A process with two places, bodies of 1 MB at most, and little patience."""
     data = tmp_path_factory.mktemp("served") / "data"
     with running(data, bundle, cpus=1, queue=PLACES - 1, receive_s=RECEIVE_S, body_mb=1) as served:
         httpx.post(f"{served.url}/v1/galleries", json={"name": "g"}).raise_for_status()
         yield served
-
-
-@pytest.fixture(scope="module")
-def service(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Service:
-    return open_here(tmp_path_factory.mktemp("data"), bundle)
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ from roadmatch.gallery.items import GalleryStore
 from roadmatch.gallery.sweep import sweep
 from roadmatch.store.database import open_database
 from roadmatch.store.tables import images
-from tests.bundles import picture, tiny_bundle
+from tests.bundles import picture
 from tests.service import Served, start
 
 MOMENTS = ("blob_written", "before_commit", "after_commit")
@@ -28,11 +28,6 @@ CLIENTS = 3
 GALLERY = "/v1/galleries/g"
 RECHECKED = 40
 SEED = 20_261_129
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny").folder
 
 
 @cache

@@ -13,16 +13,11 @@ import psycopg
 import pytest
 from sqlalchemy import make_url
 
-from tests.bundles import edited, picture, tiny_bundle
+from tests.bundles import edited, picture
 from tests.postgres import PostgresServer
 from tests.service import Served, refused, running
 
 ROUNDS = 40
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny").folder
 
 
 @pytest.fixture(scope="module", params=["sqlite", "postgres"])

@@ -1,8 +1,6 @@
 import itertools
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,34 +10,16 @@ from pydantic import BaseModel
 from starlette.testclient import TestClient
 
 from app.answers import BatchAnswer, CompareAnswer, SearchAnswer
-from app.main import create_app
 from app.problems import Problem
 from app.routes.galleries import GalleryView
 from app.routes.items import Written
 from app.service import Service
 from roadmatch.gallery import galleries
-from tests.bundles import DEFAULT_RULE, edited, picture, tiny_bundle
+from tests.bundles import DEFAULT_RULE, edited, picture
 from tests.hostile_pictures import hostile_pictures
-from tests.service import open_here
 from tests.test_api import assert_problem, put
 
 NUMBERS = itertools.count()
-
-
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny_bundle(tmp_path_factory.mktemp("bundle") / "tiny").folder
-
-
-@pytest.fixture(scope="module")
-def service(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Service:
-    return open_here(tmp_path_factory.mktemp("data"), bundle)
-
-
-@pytest.fixture(scope="module")
-def client(service: Service) -> Iterator[TestClient]:
-    with TestClient(create_app(service)) as client:
-        yield client
 
 
 @pytest.fixture
