@@ -93,7 +93,7 @@ def serve(settings: Settings) -> int:
             f"{settings.host} can be reached by others and nothing protects the service yet: "
             "keep ROADMATCH_HOST=127.0.0.1 behind a proxy of yours, or set ROADMATCH_ALLOW_OPEN=1"
         )
-    sys.setswitchinterval(0.001)  # the event loop must not wait 5 ms for a thread that computes in Python
+    sys.setswitchinterval(0.0005)  # the event loop must not wait 5 ms for a thread that computes in Python
     with _bound(settings) as listener:
         service = open_service(settings)
         app = create_app(service, _names(settings))

@@ -34,6 +34,8 @@ from roadmatch.store.database import Database, open_database
 T = TypeVar("T")
 log = logging.getLogger("roadmatch.service")
 _SELF_CHECK_SEED = 1
+_SPARE = 2
+"""So many more pictures are worked on than there are cores: each waits now and then for a lock or for memory."""
 
 
 @dataclass(eq=False)
@@ -77,7 +79,7 @@ class Service:
         return points
 
     async def on_a_core(self, work: Callable[[], T]) -> T:
-        """Run work that computes, in a thread, as many at a time as there are cores."""
+        """Run work that computes, in a thread, a few more at a time than there are cores."""
         return await anyio.to_thread.run_sync(work, limiter=self.cores)
 
     async def on_a_writer(self, work: Callable[[], T]) -> T:
@@ -230,7 +232,7 @@ def open_service(settings: Settings) -> Service:
         encoders=encoders,
         metrics=Metrics(),
         replicas=Replicas(database),
-        cores=anyio.CapacityLimiter(settings.threads),
+        cores=anyio.CapacityLimiter(settings.threads + _SPARE),
         writers=anyio.CapacityLimiter(settings.threads + settings.queue),
         health=anyio.CapacityLimiter(2),
     )

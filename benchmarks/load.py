@@ -71,7 +71,7 @@ def search_request(gallery: str, picture: bytes) -> bytes:
         )
     )
     head = (
-        f"POST /v1/galleries/{gallery}/search HTTP/1.1\r\nHost: roadmatch\r\n"
+        f"POST /v1/galleries/{gallery}/search HTTP/1.1\r\nHost: localhost\r\n"
         f"Content-Type: multipart/form-data; boundary={_BOUNDARY}\r\nContent-Length: {len(body)}\r\n\r\n"
     )
     return head.encode() + body
@@ -79,7 +79,7 @@ def search_request(gallery: str, picture: bytes) -> bytes:
 
 def get_request(path: str) -> bytes:
     """A GET, as it goes over the wire."""
-    return f"GET {path} HTTP/1.1\r\nHost: roadmatch\r\n\r\n".encode()
+    return f"GET {path} HTTP/1.1\r\nHost: localhost\r\n\r\n".encode()
 
 
 def latencies_s(connection: Connection, requests: Sequence[bytes]) -> list[float]:
