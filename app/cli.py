@@ -97,6 +97,7 @@ def add_serve(commands: "Subcommands") -> None:
         metavar="FOLDER",
         help="a model bundle; may be repeated, the first is the default (the one that comes with Roadmatch)",
     )
+    option("--hosts", help="more names by which it may be asked, separated by commas")
     option("--allow-open", action="store_true", default=None, help="let other machines reach it without any protection")
     option("--cpus", metavar="N", help="threads for decoding and embedding (all cores)")
     option("--device", metavar="cpu|cuda", help="where pictures are embedded (cpu)")

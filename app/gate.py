@@ -17,8 +17,11 @@ _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 _WITH_BODY = ("POST", "PUT", "PATCH")
 _CHARSETS = (b"utf-8", b"utf8", b"us-ascii")
 """The framework would decode by any that Python has, and some take seconds for a field."""
+_GRACE_S, _LEAST_RATE = 5.0, 16_000
+"""After so many seconds a body must have come with so many bytes a second: who drips holds a place for nothing."""
 _LINGER_S = 1.0
 """So long what a refused client still sends is read: closed at once, it would see a broken connection and no answer."""
+_SAFE = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"))
 log = logging.getLogger("roadmatch.requests")
 
 
@@ -108,6 +111,7 @@ class _Body:
         self.whole = False
         self.late = False
         self._receive = receive
+        self._slowest = asyncio.get_running_loop().time() + _GRACE_S
         self._end = asyncio.get_running_loop().time() + seconds
 
     async def receive(self) -> Message:
@@ -115,17 +119,18 @@ class _Body:
         if self.whole:
             return await self._receive()
         try:
-            async with asyncio.timeout_at(self._end):
+            async with asyncio.timeout_at(min(self._end, self._slowest)):
                 message = await self._receive()
         except TimeoutError:
             self.late = True
             raise
         self.whole = not message.get("more_body", False)
+        self._slowest += len(message.get("body", b"")) / _LEAST_RATE
         return message
 
     async def discard(self) -> None:
         """Read what is still coming, for a moment."""
-        self._end = asyncio.get_running_loop().time() + _LINGER_S
+        self._end = self._slowest = asyncio.get_running_loop().time() + _LINGER_S
         with suppress(TimeoutError):
             while not self.whole:
                 await self.receive()
@@ -169,7 +174,7 @@ class _Reply:
 
     async def _start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         self.status = status
-        own = [(b"x-request-id", self.request_id.encode()), (b"x-content-type-options", b"nosniff")]
+        own = [(b"x-request-id", self.request_id.encode()), *_SAFE]
         if self._body is not None and not self._body.whole:
             own.append((b"connection", b"close"))  # what comes next on it may be the rest of this body
         await self._send({"type": "http.response.start", "status": status, "headers": [*headers, *own]})

@@ -1,6 +1,8 @@
 """The application: routes, the gate before them, and the process that serves it."""
 
+import ctypes
 import gc
+import os
 import signal
 import socket
 import sys
@@ -26,6 +28,7 @@ from app.service import Service, open_service
 from app.settings import Settings, SettingsError
 from roadmatch.gallery.items import MOST_IMAGES
 
+_M_MMAP_THRESHOLD = -3
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _DESCRIPTION = "Is this picture in my gallery, and where? One calibrated threshold serves every query."
 
@@ -93,6 +96,9 @@ def serve(settings: Settings) -> int:
             f"{settings.host} can be reached by others and nothing protects the service yet: "
             "keep ROADMATCH_HOST=127.0.0.1 behind a proxy of yours, or set ROADMATCH_ALLOW_OPEN=1"
         )
+    os.umask(0o077)  # the database and the pictures are for nobody else on this machine
+    # glibc keeps what threads free after large pictures, for good: blocks of 4 MB and more go straight back.
+    getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(_M_MMAP_THRESHOLD, 4 << 20)
     sys.setswitchinterval(0.0005)  # the event loop must not wait 5 ms for a thread that computes in Python
     with _bound(settings) as listener:
         service = open_service(settings)

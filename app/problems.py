@@ -1,5 +1,7 @@
 """Every error as problem+json (RFC 9457), and the one table from errors to statuses."""
 
+import errno
+import logging
 from collections.abc import Sequence
 from http import HTTPStatus
 
@@ -14,6 +16,7 @@ from roadmatch import errors
 
 MEDIA_TYPE = "application/problem+json"
 RETRY_AFTER_S = 1
+_PHRASES = {413: "Content Too Large", 422: "Unprocessable Content"}
 _LONGEST_DETAIL = 500
 _LONGEST_PLACE = 80
 _DETAILS = {
@@ -22,6 +25,7 @@ _DETAILS = {
     413: "the request's body is too large: send fewer or smaller pictures at a time",
 }
 
+log = logging.getLogger("roadmatch.requests")
 STATUSES: dict[type[errors.RoadmatchError], int] = {
     errors.UnsupportedImage: 415,
     errors.UnreadableImage: 422,
@@ -51,7 +55,7 @@ class Problem(BaseModel):
 
 def problem(status: int, code: str, detail: str) -> Problem:
     """A problem with its type and title."""
-    title = HTTPStatus(status).phrase
+    title = _phrase(status)
     line = _one_line(detail)
     return Problem(type=f"urn:roadmatch:problem:{code}", title=title, status=status, code=code, detail=line)
 
@@ -83,9 +87,14 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(Exception, _unexpected)
 
 
+def _phrase(status: int) -> str:
+    """The same under every Python: 3.13 has new names for two of them."""
+    return _PHRASES.get(status) or HTTPStatus(status).phrase
+
+
 def of_status(status: int, detail: str | None = None) -> Problem:
     """The problem of a bare HTTP status."""
-    phrase = HTTPStatus(status).phrase
+    phrase = _phrase(status)
     if detail in (None, phrase):
         detail = _DETAILS.get(status, phrase)
     return problem(status, phrase.lower().replace(" ", "-"), detail or phrase)
@@ -114,6 +123,11 @@ async def _invalid(_: Request, error: Exception) -> Response:
 
 async def _of_framework(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
+    broken = error.__cause__ or error.__context__
+    if isinstance(broken, OSError):  # a large upload is spooled to the disk, and the framework blames the client
+        log.warning("a request's body could not be spooled: %s", broken)
+        full = broken.errno in (errno.ENOSPC, errno.EDQUOT)
+        return response(of_status(507 if full else 503, "the upload could not be spooled: make room in TMPDIR"))
     answer = response(of_status(error.status_code, str(error.detail)))
     for name, value in (error.headers or {}).items():
         answer.headers[name] = value

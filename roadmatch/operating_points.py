@@ -1,6 +1,7 @@
 """A rule, its threshold for every gallery size, and the evidence for it."""
 
 import math
+import re
 from functools import cached_property
 from typing import Annotated, Self
 
@@ -132,12 +133,22 @@ class OperatingPoints(_Record):
         """The supported point of this rule. Raises UnknownRule, UnsupportedRule."""
         found = next((point for point in self.points if point.rule == rule), None)
         if found is None:
+            self._refuse_what_cannot_be_shown(rule)
             known = ", ".join(point.rule for point in self.points if point.supported)
             raise UnknownRule(f"the bundle has no operating point {rule!r}: use one of {known}")
         if not found.supported:
             least = "" if found.least_rate is None else f"; the least rate it can show is {found.least_rate:.3g}"
             raise UnsupportedRule(f"the bundle's evidence cannot show {rule}{least}: calibrate on more pictures")
         return found
+
+    def _refuse_what_cannot_be_shown(self, rule: str) -> None:
+        asked = re.fullmatch(r"false_match_rate<=(0?\.\d+|\d+e-\d+)", rule)
+        pictures = max((point.evidence.pictures for point in self.points if point.evidence), default=0)
+        if asked and pictures and float(asked[1]) < 3 / pictures:
+            raise UnsupportedRule(
+                f"the bundle's evidence cannot show {rule}; the least rate that {pictures} pictures can show is "
+                f"{3 / pictures:.2g}: calibrate on more"
+            )
 
 
 def promise(points: OperatingPoints, point: OperatingPoint, gallery_size: int, self_check: float | None) -> str:

@@ -268,6 +268,8 @@ def test_a_rule_that_so_few_pictures_cannot_show_is_unsupported_and_names_the_le
     with pytest.raises(UnsupportedRule, match=r"least rate it can show is 0\.0375: calibrate on more pictures"):
         points.point("false_match_rate<=0.01")
     with pytest.raises(UnknownRule, match=r"use one of false_match_rate<=0\.05"):
+        points.point("false_match_rate<=0.2")
+    with pytest.raises(UnsupportedRule, match=r"the least rate that 80 pictures can show is 0\.037"):
         points.point("false_match_rate<=0.02")
 
 

@@ -78,11 +78,12 @@ def test_large_pictures_are_reduced_to_640_and_small_ones_are_not_enlarged() -> 
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_crops_keep_their_share_of_the_sides(seed: int) -> None:
+def test_crops_keep_their_share_of_the_area_and_the_pictures_shape(seed: int) -> None:
     made = copies(picture(), seed)
-    assert 0.6 * 320 - 1 <= opened(made["crop"]).width <= 0.75 * 320 + 1
-    assert 0.6 * 200 - 1 <= opened(made["crop"]).height <= 0.75 * 200 + 1
-    assert opened(made["strong"]).size == (160, 100)
+    cut = opened(made["crop"])
+    assert 0.6 * 320 * 200 * 0.98 <= cut.width * cut.height <= 0.75 * 320 * 200 * 1.02
+    assert cut.width / cut.height == pytest.approx(320 / 200, rel=0.01)
+    assert opened(made["strong"]).size == (226, 141)  # half of 320 x 200
 
 
 def test_the_flip_is_the_mirror_image() -> None:

@@ -83,7 +83,7 @@ def test_the_shipped_photographs_end_to_end(port: int) -> None:
     assert f"false matches: {false_matches} of 70 searches with 7 photographs; at the bound of " in done.stdout
     assert f"misses: {misses} of 63 searches with 7 photographs; at the bound of " in done.stdout
     assert "pictures not used for fitting" in done.stdout
-    assert "Here, with 7 items" in done.stdout
+    assert "Here, with 7 images" in done.stdout
 
 
 @pytest.mark.usefixtures("nothing_left")

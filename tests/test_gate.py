@@ -1,3 +1,4 @@
+import contextlib
 import dataclasses
 import gzip
 import http.client
@@ -216,7 +217,8 @@ def test_a_head_that_does_not_arrive_ends_the_connection(served: Served) -> None
 def test_two_hundred_clients_that_leave_free_their_places_threads_and_files(served: Served) -> None:
     process = psutil.Process(served.process.pid)
     body = form(picture(1))
-    httpx.post(served.url + SEARCH, files={"image": picture(1)})
+    with ThreadPoolExecutor(PLACES) as together:  # until every thread that there will be has its files
+        list(together.map(lambda _: httpx.post(served.url + SEARCH, files={"image": picture(1)}), range(20)))
     before = (process.num_threads(), process.num_fds())
     for number in range(200):
         with Wire(served) as leaver:
@@ -224,9 +226,10 @@ def test_two_hundred_clients_that_leave_free_their_places_threads_and_files(serv
             leaver.send(whole[: (len(whole), len(whole) - 1, 400, 120)[number % 4]])
     wait_until_inside(served, 0)
     deadline = time.monotonic() + 5
-    while process.num_fds() > before[1] and time.monotonic() < deadline:
+    most = before[1] + 4  # a reader of the database that was not needed before; 200 clients would leave hundreds
+    while process.num_fds() > most and time.monotonic() < deadline:
         time.sleep(0.05)
-    assert process.num_fds() <= before[1]
+    assert process.num_fds() <= most
     assert process.num_threads() <= before[0] + 2
     assert httpx.post(served.url + SEARCH, files={"image": picture(1)}).status_code == 200
 
@@ -512,3 +515,43 @@ def test_more_names_can_be_allowed(bundle: Path, tmp_path: Path) -> None:
     with running(tmp_path / "data", bundle, hosts="match.example, other.example") as served:
         for host, status in (("Match.Example:443", 200), ("127.0.0.1", 200), ("evil.example", 403)):
             assert httpx.get(f"{served.url}/livez", headers={"Host": host}).status_code == status, host
+
+
+# Heads without end
+
+
+def test_a_head_without_end_is_given_up(served: Served) -> None:
+    with Wire(served) as one, Wire(served) as many:
+        one.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\nX: ")
+        many.send(b"GET /livez HTTP/1.1\r\nHost: localhost\r\n")
+        for wire, part in ((one, b"a" * 65_536), (many, b"A: b\r\n" * 10_000)):
+            with contextlib.suppress(OSError):  # it hangs up while more is sent
+                for _ in range(100):
+                    wire.send(part)
+                pytest.fail("megabytes of a head were taken")
+    assert httpx.get(f"{served.url}/livez").status_code == 200
+
+
+def test_what_comes_behind_a_chunked_body_is_no_header(served: Served) -> None:
+    body = form(picture(1))
+    with Wire(served) as wire:
+        wire.send(
+            f"POST {SEARCH} HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n"
+            f"Content-Type: multipart/form-data; boundary=BB\r\n\r\n{len(body):x}\r\n".encode()
+        )
+        wire.send(body + b"\r\n0\r\nX-Request-Id: from-a-trailer\r\nContent-Encoding: gzip\r\n\r\n")
+        status, headers, _ = wire.answer()
+    assert status == 200
+    assert headers["x-request-id"] != "from-a-trailer"
+
+
+def test_a_dripping_body_is_given_up_before_the_deadline(bundle: Path, tmp_path: Path) -> None:
+    with running(tmp_path / "data", bundle, receive_s=60) as served, Wire(served) as wire:
+        wire.send(head(1_000_000) + form(b"")[:60])
+        began = time.monotonic()
+        with contextlib.suppress(OSError):
+            while time.monotonic() - began < 8:
+                wire.send(b"a")
+                time.sleep(0.2)
+        assert wire.answer()[0] == 408
+        assert time.monotonic() - began < 20

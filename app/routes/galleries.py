@@ -16,6 +16,7 @@ from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.self_check import Calibration
 
 router = APIRouter(tags=["Galleries"])
+_JSON_BYTES = 65_536
 Limit = Annotated[int, Query(ge=1, le=1000)]
 Cursor = Annotated[str | None, Query(max_length=256)]
 
@@ -45,7 +46,13 @@ class GalleryList(BaseModel):
     next_cursor: str | None
 
 
-@router.post("/v1/galleries", status_code=201, response_model=GalleryView, responses=failures(404, 409, 422, 503))
+@router.post(
+    "/v1/galleries",
+    max_body_size=_JSON_BYTES,
+    status_code=201,
+    response_model=GalleryView,
+    responses=failures(404, 409, 422, 503),
+)
 def create_gallery(new: NewGallery, response: Response, service: ServiceDep) -> GalleryView:
     """A new, empty gallery, bound to one bundle."""
     bundle = new.bundle or service.default_bundle
@@ -73,7 +80,9 @@ def get_gallery(gallery: GalleryName, service: ServiceDep) -> GalleryView:
     return view(service, galleries.get(service.database, gallery))
 
 
-@router.patch("/v1/galleries/{gallery}", response_model=GalleryView, responses=failures(404, 422, 503))
+@router.patch(
+    "/v1/galleries/{gallery}", max_body_size=_JSON_BYTES, response_model=GalleryView, responses=failures(404, 422, 503)
+)
 def change_gallery(gallery: GalleryName, change: GalleryChange, service: ServiceDep) -> GalleryView:
     """Another default rule, or whether pictures are kept from now on."""
     if change.rule is not None:

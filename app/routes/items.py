@@ -278,8 +278,8 @@ def _id_of_key(gallery: Gallery, key: str) -> str:
 
 def _same(item: Item, form: ItemForm, images: list[NewImage]) -> Item:
     """The item, if the repeated request brings what it was made of."""
-    asked = (form.label, form.metadata, {image.sha256 for image in images})
-    if asked != (item.label, dict(item.metadata), {image.sha256 for image in item.images}):
+    asked = (form.label, items.spelt(form.metadata), {image.sha256 for image in images})
+    if asked != (item.label, items.spelt(item.metadata), {image.sha256 for image in item.images}):
         raise IdempotencyMismatch("the Idempotency-Key was used for another item: use a new key")
     return item
 

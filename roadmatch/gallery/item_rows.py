@@ -1,5 +1,6 @@
 """Items and images as rows: reading them, and what a write does to them inside its transaction."""
 
+import json
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -66,6 +67,11 @@ class Item:
     updated_at: datetime
 
 
+def spelt(metadata: Metadata) -> str:
+    """Metadata as text, by which it is compared: Python holds true for 1, and callers do not."""
+    return json.dumps(dict(metadata), sort_keys=True)
+
+
 @dataclass(frozen=True)
 class Plan:
     """What an item shall be. kept: images that it has and keeps; wanted: uploaded ones, stored unless they are kept."""
@@ -94,7 +100,7 @@ class Plan:
             item is None
             or self.kept != item.images
             or bool(self.added or self.regained(keep))
-            or (self.label, dict(self.metadata)) != (item.label, dict(item.metadata))
+            or (self.label, spelt(self.metadata)) != (item.label, spelt(item.metadata))
         )
 
 

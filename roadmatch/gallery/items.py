@@ -28,7 +28,7 @@ from roadmatch.errors import (
 )
 from roadmatch.gallery import item_rows
 from roadmatch.gallery.galleries import Gallery, Keep
-from roadmatch.gallery.item_rows import Item, Metadata, NewImage, Plan, StoredImage, new_id
+from roadmatch.gallery.item_rows import Item, Metadata, NewImage, Plan, StoredImage, new_id, spelt
 from roadmatch.gallery.pictures import delete_pictures, pictures_of_write
 from roadmatch.store import log
 from roadmatch.store.database import Database
@@ -54,6 +54,7 @@ __all__ = [
     "new_id",
     "put",
     "read_picture",
+    "spelt",
 ]
 
 MOST_IMAGES = 100
@@ -236,7 +237,7 @@ def _write(store: GalleryStore, gallery: Gallery, item_id: str, plan: Callable[[
         store.trace("after_commit")
     if before is None:
         return Put(after, Outcome.CREATED)
-    if gone or (before.label, before.metadata) != (after.label, after.metadata):
+    if gone or (before.label, spelt(before.metadata)) != (after.label, spelt(after.metadata)):
         _erase(store, gone)
     return Put(after, Outcome.REPLACED)
 
