@@ -99,7 +99,7 @@ def serve(settings: Settings) -> int:
     os.umask(0o077)  # the database and the pictures are for nobody else on this machine
     # glibc keeps what threads free after large pictures, for good: blocks of 4 MB and more go straight back.
     getattr(ctypes.CDLL(None), "mallopt", lambda *_: 0)(_M_MMAP_THRESHOLD, 4 << 20)
-    sys.setswitchinterval(0.0005)  # the event loop must not wait 5 ms for a thread that computes in Python
+    sys.setswitchinterval(0.0001)  # 5 ms is how long the event loop would wait for a thread that computes in Python
     with _bound(settings) as listener:
         service = open_service(settings)
         app = create_app(service, _names(settings))
