@@ -6,6 +6,7 @@ import re
 import secrets
 import time
 from contextlib import suppress
+from itertools import count
 
 from python_multipart.multipart import parse_options_header
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -22,6 +23,8 @@ _GRACE_S, _LEAST_RATE = 5.0, 16_000
 _LINGER_S = 1.0
 """So long what a refused client still sends is read: closed at once, it would see a broken connection and no answer."""
 _SAFE = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"))
+_PROCESS, _NUMBERS = secrets.token_hex(4), count(1)
+"""Of request ids: random bytes for each would be a system call, for which the loop waits while others compute."""
 log = logging.getLogger("roadmatch.requests")
 
 
@@ -141,7 +144,7 @@ class _Reply:
 
     def __init__(self, scope: Scope, send: Send, body: _Body | None) -> None:
         asked = dict(scope["headers"]).get(b"x-request-id", b"")
-        self.request_id = asked.decode() if _REQUEST_ID.fullmatch(asked) else secrets.token_hex(8)
+        self.request_id = asked.decode() if _REQUEST_ID.fullmatch(asked) else f"{_PROCESS}{next(_NUMBERS):08x}"
         self.status = 0
         self._body = body
         self._send = send
