@@ -50,8 +50,9 @@ class Gate:
             await self._app(scope, receive, send)
             return
         body = _Body(receive, self._receive_s) if scope["method"] in _WITH_BODY else None
-        reply = _Reply(scope, send, body)
-        if (stranger := _stranger(scope, self._hosts)) is not None:
+        headers = dict(scope["headers"])
+        reply = _Reply(headers, send, body)
+        if (stranger := _stranger(headers, self._hosts)) is not None:
             await reply.problem(403, stranger)
         elif body is None:
             await self._run(scope, receive, reply)
@@ -80,13 +81,12 @@ class Gate:
         self._metrics.served(scope["method"], route, reply.status, time.perf_counter() - started)
 
 
-def _stranger(scope: Scope, hosts: frozenset[str]) -> str | None:
+def _stranger(headers: dict[bytes, bytes], hosts: frozenset[str]) -> str | None:
     """Why a request is refused that a browser may have sent on behalf of another site, if it is.
 
     A page can post forms to services on its reader's machine (its Origin tells), and can make its own name stand for
     that machine (then the Host is not one of ours). hosts: names of ours; none: any.
     """
-    headers = dict(scope["headers"])
     host, origin = headers.get(b"host", b"").decode("latin-1").lower(), headers.get(b"origin")
     if origin is not None and origin.decode("latin-1").lower().partition("://")[2] != host:
         return "the request comes from the page of another site: send it from a program"
@@ -114,8 +114,9 @@ class _Body:
         self.whole = False
         self.late = False
         self._receive = receive
-        self._slowest = asyncio.get_running_loop().time() + _GRACE_S
-        self._end = asyncio.get_running_loop().time() + seconds
+        now = asyncio.get_running_loop().time()
+        self._slowest = now + _GRACE_S
+        self._end = now + seconds
 
     async def receive(self) -> Message:
         """The next part; raises TimeoutError."""
@@ -142,8 +143,8 @@ class _Body:
 class _Reply:
     """Sends the answer with the request's id and safe headers; plain-text errors of the framework become problems."""
 
-    def __init__(self, scope: Scope, send: Send, body: _Body | None) -> None:
-        asked = dict(scope["headers"]).get(b"x-request-id", b"")
+    def __init__(self, headers: dict[bytes, bytes], send: Send, body: _Body | None) -> None:
+        asked = headers.get(b"x-request-id", b"")
         self.request_id = asked.decode() if _REQUEST_ID.fullmatch(asked) else f"{_PROCESS}{next(_NUMBERS):08x}"
         self.status = 0
         self._body = body

@@ -125,10 +125,6 @@ class OperatingPoints(_Record):
     curves: Curves
     points: tuple[OperatingPoint, ...]
 
-    def __hash__(self) -> int:
-        """Cheap: pydantic's own would go through all curves."""
-        return hash((self.model, self.default_rule))
-
     def point(self, rule: str) -> OperatingPoint:
         """The supported point of this rule. Raises UnknownRule, UnsupportedRule."""
         found = next((point for point in self.points if point.rule == rule), None)
@@ -160,8 +156,7 @@ def promise(points: OperatingPoints, point: OperatingPoint, gallery_size: int, s
     measured = (
         f"On {evidence.what}, {evidence.pictures} pictures not used for fitting, "
         f"{_percent(false.value)}{_bounds(false)} of searches without a match in a gallery of {evidence.gallery_size} "
-        f"were answered `match`, and "
-        f"{_percent(recall.value)} of those with one were found."
+        f"were answered `match`, and {_percent(recall.value)} of those with one were found."
     )
     applied = point.threshold(gallery_size)
     expected = points.curves.expected_false_match_rate(applied.value, gallery_size)

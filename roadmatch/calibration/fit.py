@@ -7,7 +7,7 @@ import numpy as np
 
 from roadmatch.calibration.evidence import Judged, bootstrap, folds, rates
 from roadmatch.calibration.rules import Fit, Rule, false_match_rate, max_f1, precision
-from roadmatch.calibration.searches import Floats, Scored, Searches, Similarities, Units
+from roadmatch.calibration.searches import Floats, Scored, Searches, Similarities
 from roadmatch.operating_points import Curves, Evidence, OperatingPoint, OperatingPoints, Rate
 from roadmatch.scoring import DECIMALS, ScoreRule, Vector
 
@@ -183,6 +183,3 @@ def _curves(fit: Fit) -> Curves:
     return Curves(
         scores=rounded(grid[first], 9), pair_rate=rounded(fit.tail.rate[first], 4), found=rounded(fit.found[first], 4)
     )
-
-
-__all__ = ["DEFAULT_RULE", "RULES", "SCORES", "Calibration", "Units", "calibrate", "choose_score", "threshold_for"]
