@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 import numpy as np
 
+from benchmarks.bars import Figures, at_least, at_most
 from benchmarks.load import Connection, answers_per_s, latencies_s, search_request
 from benchmarks.pictures import query_pictures
 from benchmarks.running import GALLERY, Running, fill, running
@@ -29,7 +29,6 @@ from roadmatch import bundle as bundles
 from roadmatch.bundle import default_bundle_folder
 from roadmatch.scoring import Vector
 
-Figures = dict[str, Any]
 _CPUS = len(os.sched_getaffinity(0))
 _SELF_CHECK_S = 30.0
 _KERNEL_SETTINGS = ("OPENBLAS_CORETYPE", "OPENBLAS_L2_SIZE")
@@ -70,29 +69,21 @@ def measure(bundle_folder: Path, effort: Effort) -> Figures:
     many = _many_vectors(effort)
     return {
         "bars": [
-            _at_most("search over HTTP, one client: p50 / best in-process form", service["p50_ratio"], 1.2),
-            _at_least(
+            at_most("search over HTTP, one client: p50 / best in-process form", service["p50_ratio"], 1.2),
+            at_least(
                 f"search over HTTP, {effort.clients} clients: throughput / best in-process form",
                 service["throughput_ratio"],
                 0.88,
             ),
-            _at_least("embedding, batch 1: torch eager channels_last / ours", embedding["ratio"], 4),
-            _at_most(f"start with {effort.items} items, seconds", service["start_s"], 5),
-            _at_most(f"search of {effort.rows} x 512 vectors, batch 1: ours / numpy", many["ratio"], 0.75),
+            at_least("embedding, batch 1: torch eager channels_last / ours", embedding["ratio"], 4),
+            at_most(f"start with {effort.items} items, seconds", service["start_s"], 5),
+            at_most(f"search of {effort.rows} x 512 vectors, batch 1: ours / numpy", many["ratio"], 0.75),
         ],
         "cpus": _CPUS,
         "service": service,
         "embedding": embedding,
         "many_vectors": many,
     }
-
-
-def _at_most(name: str, value: float, bar: float) -> Figures:
-    return {"name": name, "value": round(value, 3), "bar": f"<= {bar:g}", "holds": value <= bar}
-
-
-def _at_least(name: str, value: float, bar: float) -> Figures:
-    return {"name": name, "value": round(value, 3), "bar": f">= {bar:g}", "holds": value >= bar}
 
 
 def _service(folder: Path, bundle_folder: Path, effort: Effort) -> Figures:

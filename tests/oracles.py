@@ -48,3 +48,22 @@ def ranked_items(
 def binomial_tail(count: int, trials: int, share: float) -> float:
     """Probability of at least `count` successes, summed term by term."""
     return sum(math.comb(trials, n) * share**n * (1 - share) ** (trials - n) for n in range(count, trials + 1))
+
+
+def sigmoid(x: float) -> float:
+    """1 / (1 + e^-x), without overflow."""
+    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
+
+
+def smoothed_ap_loss(scores: Sequence[float], positive: Sequence[bool], temperature: float) -> float:
+    """1 - smoothed AP of one list: the mean over positives of their rank among positives / their rank among all."""
+    total, positives = 0.0, [n for n, wanted in enumerate(positive) if wanted]
+    for i in positives:
+        among, overall = 1.0, 1.0
+        for j, score in enumerate(scores):
+            if j != i:
+                above = sigmoid((score - scores[i]) / temperature)
+                overall += above
+                among += above if positive[j] else 0
+        total += (overall - among) / overall  # 1 - among / overall, without cancelling
+    return total / len(positives)
