@@ -16,7 +16,7 @@ class PairLoss(nn.Module):
     def __init__(self, *terms: Term, weights: tuple[float, ...] | None = None) -> None:
         """weights: of the terms, 1 each by default. Raises ValueError unless there are as many as terms."""
         super().__init__()
-        self.weights = weights or (1.0,) * len(terms)
+        self.weights = (1.0,) * len(terms) if weights is None else weights
         if not terms or len(self.weights) != len(terms):
             raise ValueError(f"{len(terms)} terms and {len(self.weights)} weights")
         self.terms = terms

@@ -57,7 +57,8 @@ class Pairs:
 
     def nothing(self) -> Tensor:
         """() zero that is connected to the embeddings: the loss of a batch that says nothing."""
-        return self.source.sum() * 0
+        zero = self.source.sum() * 0
+        return zero if self.candidates is None else zero + self.candidates.sum() * 0
 
 
 def pairs_of_labels(
@@ -75,6 +76,8 @@ def pairs_of_labels(
     that is every image's pair with itself, ids or not. Raises ValueError for shapes that do not fit and for values
     that are not finite.
     """
+    if reference is None and (reference_labels is not None or reference_ids is not None):
+        raise ValueError("reference_labels and reference_ids need a reference")
     queries = _checked(embeddings, labels, "embeddings")
     columns, column_labels, candidates = len(queries), labels, None
     if reference is not None:
@@ -117,10 +120,11 @@ def without(numbers: Tensor, others: Tensor) -> Tensor:
 
 def _equal(left: Tensor, right: Tensor, columns: int) -> Tensor:
     """left (Q,), right (N,) -> numbers of the pairs that are equal, ascending."""
+    left, right = left.long(), right.long()
     order = torch.argsort(right, stable=True)
-    ordered = right[order].contiguous()
-    first = torch.searchsorted(ordered, left.contiguous())
-    counts = torch.searchsorted(ordered, left.contiguous(), right=True) - first
+    ordered = right[order]
+    first = torch.searchsorted(ordered, left)
+    counts = torch.searchsorted(ordered, left, right=True) - first
     rows = torch.arange(len(left), device=left.device).repeat_interleave(counts)
     within = torch.arange(len(rows), device=left.device) - (counts.cumsum(0) - counts).repeat_interleave(counts)
     return rows * columns + order[first.repeat_interleave(counts) + within]
@@ -136,6 +140,8 @@ def _same_image(
         raise ValueError("ids and reference_ids come together")
     if ids is None or reference_ids is None:
         return torch.empty(0, dtype=torch.int64, device=labels.device)
+    if ids.is_floating_point() or reference_ids.is_floating_point():
+        raise ValueError(f"ids are {ids.dtype} and {reference_ids.dtype}: integers are needed")
     if len(ids) != len(labels) or len(reference_ids) != columns:
         raise ValueError(f"{len(ids)} ids and {len(reference_ids)} reference_ids for {len(labels)} x {columns} pairs")
     return _equal(ids, reference_ids, columns)

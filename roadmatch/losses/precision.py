@@ -22,9 +22,14 @@ def full_precision(device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
         stack.enter_context(torch.autocast(device.type, enabled=False))
         for products in _PRODUCTS:
-            stack.callback(setattr, products, "fp32_precision", products.fp32_precision)
+            stack.callback(setattr, products, "fp32_precision", _own(products.fp32_precision))
             products.fp32_precision = "ieee"
         yield
+
+
+def _own(precision: str) -> str:
+    """What is the same as the general setting was taken from it, and goes on following it."""
+    return "none" if precision == torch.backends.fp32_precision else precision  # type: ignore[attr-defined]
 
 
 def product(queries: Tensor, candidates: Tensor) -> Tensor:
