@@ -1,11 +1,12 @@
 """`roadmatch`: the command line.
 
     serve                      run the service
-    add, search, compare,      ask a running service over HTTP
-    galleries
+    add, import, jobs,         ask a running service over HTTP
+    search, compare, galleries
 
-Exit status: 0 done (search and compare: match and no_match alike), 1 an expected failure, 2 a wrong command line, each
-with one line on stderr; 130 after Ctrl-C and 141 where nobody reads what is printed, without a word.
+Exit status: 0 done (search and compare: match and no_match alike), 1 an expected failure (import: also where some
+pictures did not go in), 2 a wrong command line, each with one line on stderr; 130 after Ctrl-C and 141 where nobody
+reads what is printed, without a word.
 """
 
 import argparse
@@ -74,7 +75,7 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"roadmatch {version('roadmatch')}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (add_serve, add_add, add_search, add_compare, add_galleries):
+    for add in (add_serve, add_add, add_import, add_jobs, add_search, add_compare, add_galleries):
         add(commands)
     return top
 
@@ -100,9 +101,14 @@ def add_serve(commands: "Subcommands") -> None:
     option("--hosts", help="more names by which it may be asked, separated by commas")
     option("--allow-open", action="store_true", default=None, help="let other machines reach it without any protection")
     option("--cpus", metavar="N", help="threads for decoding and embedding (all cores)")
+    option("--workers", metavar="N", help="processes that work on jobs, started when there is one (1)")
+    option("--nice", metavar="N", help="how much those processes give way to searches (10)")
     option("--device", metavar="cpu|cuda", help="where pictures are embedded (cpu)")
     option("--queue", metavar="N", help="requests that may wait for a core (64)")
     option("--body-mb", metavar="MB", help="largest request body (64)")
+    option("--import-mb", metavar="MB", help="largest uploaded archive or manifest (10000)")
+    option("--import-folders", metavar="FOLDERS", help="folders here that may be imported, separated by : (none)")
+    option("--import-hosts", metavar="HOSTS", help="hosts whose https URLs may be imported, separated by , (none)")
     option("--receive-s", metavar="S", help="time for a request's body to arrive (30)")
     option("--shutdown-s", metavar="S", help="time for requests in flight after SIGTERM (20)")
     option("--sweep-s", metavar="S", help="age at which a picture that no row names is removed (3600)")
@@ -120,6 +126,40 @@ def add_add(commands: "Subcommands") -> None:
     command.add_argument("--label", help="items of one label are the same thing")
     command.add_argument("--metadata", metavar="JSON", help="a flat JSON object")
     command.set_defaults(run=run_add)
+
+
+def add_import(commands: "Subcommands") -> None:
+    """`import`: a folder, an archive or a manifest into a gallery, by a job."""
+    command = _client_command(
+        commands,
+        "import",
+        "import many pictures; the gallery is made if it is not there. A folder's files and an archive's members are "
+        "sent. A manifest (columns id, path or url, label, metadata) is sent as it is: its paths are the server's, "
+        "below its ROADMATCH_IMPORT_FOLDERS, its URLs those of its ROADMATCH_IMPORT_HOSTS.",
+    )
+    command.add_argument("source", type=Path, metavar="FOLDER|ZIP|TAR|CSV|JSONL")
+    command.add_argument("--gallery", required=True, type=name, metavar="G")
+    command.add_argument("--labels", choices=["folder"], help="label pictures by the folder that they lie in")
+    command.add_argument("--detach", action="store_true", help="end when all is sent, and not when all is in")
+    command.set_defaults(run=run_import)
+
+
+def add_jobs(commands: "Subcommands") -> None:
+    """`jobs`: a list; `jobs cancel`, `jobs failures`: one of them."""
+    command = _client_command(commands, "jobs", "list the jobs, the newest first; cancel one; print what failed in one")
+    command.add_argument("--gallery", type=name, metavar="G", help="of this gallery only")
+    command.set_defaults(run=run_jobs)
+    actions = command.add_subparsers(title="with one job", metavar="ACTION")
+    for action, what, run in (
+        ("cancel", "end a job; what has gone in stays", run_cancel),
+        ("failures", "print every entry that did not go in, with the reason", run_failures),
+    ):
+        one = actions.add_parser(action, help=what, description=what, epilog=_EPILOG, allow_abbrev=False)
+        one.add_argument("job", type=name, metavar="ID")
+        # Without defaults: those would go over what stands before the action.
+        one.add_argument("--url", default=argparse.SUPPRESS, help="of the running service")
+        one.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print the service's JSON")
+        one.set_defaults(run=run)
 
 
 def add_search(commands: "Subcommands") -> None:
@@ -179,6 +219,30 @@ def run_add(chosen: Namespace) -> int:
     from app import commands
 
     return commands.add(chosen)
+
+
+def run_import(chosen: Namespace) -> int:
+    from app import job_commands
+
+    return job_commands.import_(chosen)
+
+
+def run_jobs(chosen: Namespace) -> int:
+    from app import job_commands
+
+    return job_commands.jobs(chosen)
+
+
+def run_cancel(chosen: Namespace) -> int:
+    from app import job_commands
+
+    return job_commands.cancel(chosen)
+
+
+def run_failures(chosen: Namespace) -> int:
+    from app import job_commands
+
+    return job_commands.failures(chosen)
 
 
 def run_search(chosen: Namespace) -> int:

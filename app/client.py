@@ -1,8 +1,9 @@
 """The client's side of HTTP: one method a route, and every failure an error of one line."""
 
 import re
+import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Self
 
 import httpx
@@ -76,18 +77,7 @@ class Client:
 
     def galleries(self) -> Answer:
         """All galleries, however many pages they take."""
-        found: list[Answer] = []
-        cursor: str | None = None
-        while True:
-            query = {"limit": "1000", **({} if cursor is None else {"cursor": cursor})}
-            page = self._send("GET", "/v1/galleries", params=query)
-            try:
-                found += page["galleries"]
-                cursor = page["next_cursor"]
-            except (KeyError, TypeError) as error:
-                raise self._stranger() from error
-            if cursor is None:
-                return {"galleries": found, "next_cursor": None}
+        return {"galleries": list(self._all("/v1/galleries", "galleries")), "next_cursor": None}
 
     def create_gallery(self, name: str) -> Answer | None:
         """The new gallery; None where somebody else made it just now."""
@@ -148,6 +138,41 @@ class Client:
             data=_given(gallery=gallery, bundle=bundle, rule=rule, threshold=threshold),
         )
 
+    def import_(
+        self,
+        gallery: str,
+        content: Callable[[], Iterator[bytes]],
+        media_type: str,
+        *,
+        size: int | None = None,
+        labels: str | None = None,
+    ) -> Answer:
+        """Send an archive or a manifest -> the job. content: its bytes, asked for anew where the request is repeated.
+
+        size: how many bytes, where that is known. A repeat makes no second job.
+        """
+        headers = {"Content-Type": media_type, "Idempotency-Key": secrets.token_hex(16)}
+        if size is not None:
+            headers["Content-Length"] = str(size)
+        path = f"/v1/galleries/{gallery}/imports"
+        return self._send("POST", path, content=content, headers=headers, params=_given(labels=labels))
+
+    def job(self, job: str) -> Answer:
+        """How far a job is."""
+        return self._send("GET", f"/v1/jobs/{job}")
+
+    def jobs(self, gallery: str | None = None) -> Answer:
+        """All jobs, the newest first."""
+        return {"jobs": list(self._all("/v1/jobs", "jobs", **_given(gallery=gallery))), "next_cursor": None}
+
+    def failures(self, job: str) -> Iterator[Answer]:
+        """The entries of a job that did not go in; pages are asked for as they are needed."""
+        return self._all(f"/v1/jobs/{job}/failures", "failures")
+
+    def cancel_job(self, job: str) -> Answer:
+        """Ask for a job's end."""
+        return self._send("POST", f"/v1/jobs/{job}/cancel")
+
     def takes(self, picture: bytes) -> bool:
         """Whether the service reads this picture: it is compared with itself."""
         try:
@@ -157,6 +182,19 @@ class Client:
                 return False
             raise
         return True
+
+    def _all(self, path: str, name: str, **query: str) -> Iterator[Answer]:
+        """What a list holds under a name, however many pages it takes."""
+        cursor: str | None = None
+        while True:
+            page = self._send("GET", path, params={"limit": "1000", **query, **_given(cursor=cursor)})
+            try:
+                yield from page[name]
+                cursor = page["next_cursor"]
+            except (KeyError, TypeError) as error:
+                raise self._stranger() from error
+            if cursor is None:
+                return
 
     def _send(self, method: str, path: str, **parts: Any) -> Answer:
         end = time.monotonic() + self._patience_s
@@ -173,6 +211,8 @@ class Client:
 
     def _ask(self, method: str, path: str, **parts: Any) -> httpx.Response | None:
         """None where the connection broke off, as it may when the service is busy and refuses a body unread."""
+        if "content" in parts:
+            parts["content"] = parts["content"]()
         try:
             return self._http.request(method, path, **parts)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:

@@ -39,8 +39,8 @@ def add(chosen: Namespace) -> int:
     for file in chosen.files:
         check_readable(file)  # a mistyped name must not leave an empty gallery behind
     outcomes: Counter[str] = Counter()
-    with _client(chosen) as client:
-        _make_gallery_unless_there(client, chosen.gallery)
+    with client_of(chosen) as client:
+        make_gallery_unless_there(client, chosen.gallery)
         for item in items:
             outcomes[_add_one(client, chosen, item)] += 1
     if len(items) > 1 and not chosen.json:
@@ -51,21 +51,21 @@ def add(chosen: Namespace) -> int:
 def search(chosen: Namespace) -> int:
     """Ask with a file; match and no_match are both an answer. -> exit status"""
     data = read(chosen.image)
-    with _client(chosen) as client:
+    with client_of(chosen) as client:
         try:
             answer = client.search(
                 chosen.gallery, data, rule=chosen.rule, threshold=chosen.threshold, top_k=chosen.top_k
             )
         except RefusalError as error:
             raise _explained(error, chosen.image) from error
-    _show(chosen, answer, lambda: search_lines(Verdict.of(answer)))
+    show(chosen, answer, lambda: search_lines(Verdict.of(answer)))
     return 0
 
 
 def compare(chosen: Namespace) -> int:
     """Compare two files. -> exit status"""
     query, picture = read(chosen.query), read(chosen.picture)
-    with _client(chosen) as client:
+    with client_of(chosen) as client:
         try:
             answer = client.compare(
                 query,
@@ -78,15 +78,15 @@ def compare(chosen: Namespace) -> int:
         except RefusalError as error:
             culprit = chosen.picture if error.is_about_the_picture and client.takes(query) else chosen.query
             raise _explained(error, culprit) from error
-    _show(chosen, answer, lambda: compare_lines(Comparison.of(answer)))
+    show(chosen, answer, lambda: compare_lines(Comparison.of(answer)))
     return 0
 
 
 def galleries(chosen: Namespace) -> int:
     """List the galleries. -> exit status"""
-    with _client(chosen) as client:
+    with client_of(chosen) as client:
         answer = client.galleries()
-    _show(chosen, answer, lambda: gallery_lines([GalleryRow.of(row) for row in answer["galleries"]]))
+    show(chosen, answer, lambda: gallery_lines([GalleryRow.of(row) for row in answer["galleries"]]))
     return 0
 
 
@@ -138,11 +138,11 @@ def read(file: Path) -> bytes:
     return data
 
 
-def _client(chosen: Namespace) -> Client:
+def client_of(chosen: Namespace) -> Client:
     return Client(ClientSettings.read(url=chosen.url).url)
 
 
-def _make_gallery_unless_there(client: Client, name: str) -> None:
+def make_gallery_unless_there(client: Client, name: str) -> None:
     """Says so where it makes one."""
     if client.gallery(name) is not None:
         return
@@ -168,7 +168,7 @@ def _add_one(client: Client, chosen: Namespace, item: NewItem) -> str:
         return "refused"
     written = Written.of(answer)
     files = ", ".join(map(str, item.files))
-    _show(chosen, answer, lambda: [printable(f"{written.outcome}  {written.item.id}  from {files}")])
+    show(chosen, answer, lambda: [printable(f"{written.outcome}  {written.item.id}  from {files}")])
     return written.outcome
 
 
@@ -183,7 +183,7 @@ def _print(text: str) -> None:
     print(text, flush=True)  # noqa: T201
 
 
-def _show(chosen: Namespace, answer: Answer, lines: Callable[[], list[str]]) -> None:
+def show(chosen: Namespace, answer: Answer, lines: Callable[[], list[str]]) -> None:
     """The service's JSON on one line, or the answer for people."""
     if chosen.json:
         _print(json.dumps(answer))

@@ -11,12 +11,14 @@ from app.answers import BatchAnswer, CompareAnswer, Match, SearchAnswer, StatedR
 from app.problems import Problem, of_error
 from app.routes.galleries import GalleryList, GalleryView
 from app.routes.items import ImageView, ItemList, ItemView, Written
+from app.routes.jobs import FailureList, FailureView, JobList, JobView
 from app.service import Service
 from roadmatch.errors import UnsupportedImage
 from roadmatch.gallery.galleries import Keep
 from roadmatch.gallery.items import Outcome
 from roadmatch.gallery.search import Decision
 from roadmatch.gallery.self_check import Calibration
+from roadmatch.jobs.queue import Kind, State
 
 _GALLERY = "shoes"
 _SIZE = 1_000
@@ -30,6 +32,7 @@ def requests() -> Mapping[str, Any]:
     return {
         "NewGallery": {"name": _GALLERY, "keep": "original"},
         "GalleryChange": {"rule": "max_f1"},
+        "ItemIds": {"ids": ["sku-1", "sku-77"]},
         "ItemForm": {"image": [_FILE], "label": "red shoe", "metadata": '{"size": 42}'},
         "ImagesForm": {"image": [_FILE]},
         "SearchForm": {"image": _FILE, "top_k": 2},
@@ -40,7 +43,7 @@ def requests() -> Mapping[str, Any]:
 
 def answers(service: Service) -> Mapping[type[BaseModel], BaseModel]:
     """Model -> example of an answer."""
-    search, item, gallery, problem = _search(service), _item(), _gallery(service), _problem()
+    search, item, gallery, problem, job = _search(service), _item(), _gallery(service), _problem(), _job()
     return {
         SearchAnswer: search,
         BatchAnswer: BatchAnswer(answers=[search, problem]),
@@ -50,6 +53,9 @@ def answers(service: Service) -> Mapping[type[BaseModel], BaseModel]:
         ItemList: ItemList(items=[item], next_cursor=None),
         GalleryView: gallery,
         GalleryList: GalleryList(galleries=[gallery], next_cursor=None),
+        JobView: job,
+        JobList: JobList(jobs=[job], next_cursor=None),
+        FailureList: FailureList(failures=[_failure()], next_cursor=None),
         Problem: problem,
     }
 
@@ -130,6 +136,32 @@ def _item() -> ItemView:
         created_at=_MADE,
         updated_at=_MADE,
     )
+
+
+def _job() -> JobView:
+    return JobView(
+        id="019c1422ff80a1b2c3d4e5f6",
+        kind=Kind.IMPORT,
+        gallery=_GALLERY,
+        source="zip",
+        state=State.RUNNING,
+        priority=0,
+        position=640,
+        total=_SIZE,
+        done=620,
+        unchanged=19,
+        failed=1,
+        error=None,
+        cancel_requested=False,
+        created_at=_MADE,
+        started_at=_MADE,
+        finished_at=None,
+    )
+
+
+def _failure() -> FailureView:
+    problem = _problem()
+    return FailureView(position=17, name="shoes/readme.txt", code=problem.code, detail=problem.detail)
 
 
 def _problem() -> Problem:

@@ -5,8 +5,11 @@ import logging
 import re
 import secrets
 import time
+from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import dataclass
 from itertools import count
+from math import inf
 
 from python_multipart.multipart import parse_options_header
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -20,6 +23,8 @@ _CHARSETS = (b"utf-8", b"utf8", b"us-ascii")
 """The framework would decode by any that Python has, and some take seconds for a field."""
 _GRACE_S, _LEAST_RATE = 5.0, 16_000
 """After so many seconds a body must have come with so many bytes a second: who drips holds a place for nothing."""
+_LEAST_UPLOAD_RATE = 64_000
+"""Bytes a second of an archive, which has no other end: 2 GB have nine hours at most."""
 _LINGER_S = 1.0
 """So long what a refused client still sends is read: closed at once, it would see a broken connection and no answer."""
 _SAFE = ((b"x-content-type-options", b"nosniff"), (b"x-frame-options", b"DENY"))
@@ -28,29 +33,58 @@ _PROCESS, _NUMBERS = secrets.token_hex(4), count(1)
 log = logging.getLogger("roadmatch.requests")
 
 
+@dataclass(frozen=True)
+class _Pace:
+    """How a body must arrive, in seconds: whole, at the least rate after the grace, and never silent for longer."""
+
+    whole_s: float
+    grace_s: float
+    rate: float
+    silent_s: float
+
+
+@dataclass(eq=False)
+class _Lane:
+    """Requests of a kind: how many may be inside at a time, and are, and how their bodies must arrive."""
+
+    places: int
+    pace: _Pace
+    inside: int = 0
+
+
 class Gate:
     """Outermost ASGI layer. A request with a body is admitted or refused before its body is read.
 
-    hosts: the names by which the service may be asked; none: any.
+    hosts: the names by which the service may be asked; none: any. is_upload: whether a request's method and path are
+    those of an archive, which takes its time and one of upload_places instead of one of the others.
     """
 
     def __init__(
-        self, app: ASGIApp, *, places: int, receive_s: float, metrics: Metrics, hosts: frozenset[str] = frozenset()
+        self,
+        app: ASGIApp,
+        *,
+        places: int,
+        receive_s: float,
+        metrics: Metrics,
+        hosts: frozenset[str] = frozenset(),
+        is_upload: Callable[[str, str], bool],
+        upload_places: int,
     ) -> None:
         self._app = app
         self._hosts = hosts
-        self._places = places
-        self._receive_s = receive_s
+        self._is_upload = is_upload
+        self._requests = _Lane(places, _Pace(receive_s, _GRACE_S, _LEAST_RATE, inf))
+        self._uploads = _Lane(upload_places, _Pace(inf, receive_s, _LEAST_UPLOAD_RATE, receive_s))
         self._metrics = metrics
-        self._inside = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer it here."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        body = _Body(receive, self._receive_s) if scope["method"] in _WITH_BODY else None
         headers = dict(scope["headers"])
+        lane = self._uploads if self._is_upload(scope["method"], scope["path"]) else self._requests
+        body = _Body(receive, lane.pace) if _has_body(scope["method"], headers) else None
         reply = _Reply(headers, send, body)
         if (stranger := _stranger(headers, self._hosts)) is not None:
             await reply.problem(403, stranger)
@@ -58,17 +92,17 @@ class Gate:
             await self._run(scope, receive, reply)
         elif (refusal := _unreadable(scope)) is not None:
             await reply.problem(415, refusal)
-        elif self._inside >= self._places:
+        elif lane.inside >= lane.places:
             self._metrics.refused.inc()
             await reply.problem(503, "the service is busy: send the request again after the time in Retry-After")
         else:
-            self._inside += 1
-            self._metrics.inside.set(self._inside)
+            lane.inside += 1
+            self._metrics.inside.inc()
             try:
                 await self._run(scope, body.receive, reply)
             finally:
-                self._inside -= 1
-                self._metrics.inside.set(self._inside)
+                lane.inside -= 1
+                self._metrics.inside.dec()
 
     async def _run(self, scope: Scope, receive: Receive, reply: "_Reply") -> None:
         started = time.perf_counter()
@@ -79,6 +113,12 @@ class Gate:
             await reply.problem(500, "the service failed; its log has the details under the request's id")
         route = getattr(scope.get("route"), "path", "none")
         self._metrics.served(scope["method"], route, reply.status, time.perf_counter() - started)
+
+
+def _has_body(method: str, headers: dict[bytes, bytes]) -> bool:
+    """A deletion has one where it says so; the other methods that may have one are taken to."""
+    announced = headers.get(b"content-length", b"0") != b"0" or b"transfer-encoding" in headers
+    return method in _WITH_BODY or (method == "DELETE" and announced)
 
 
 def _stranger(headers: dict[bytes, bytes], hosts: frozenset[str]) -> str | None:
@@ -108,28 +148,30 @@ def _unreadable(scope: Scope) -> str | None:
 
 
 class _Body:
-    """A request's body, which must arrive in so many seconds; waiting for the client to leave has no limit."""
+    """A request's body, which must arrive at some pace; waiting for the client to leave has no limit."""
 
-    def __init__(self, receive: Receive, seconds: float) -> None:
+    def __init__(self, receive: Receive, pace: _Pace) -> None:
         self.whole = False
         self.late = False
         self._receive = receive
+        self._pace = pace
         now = asyncio.get_running_loop().time()
-        self._slowest = now + _GRACE_S
-        self._end = now + seconds
+        self._slowest = now + pace.grace_s
+        self._end = now + pace.whole_s
 
     async def receive(self) -> Message:
         """The next part; raises TimeoutError."""
         if self.whole:
             return await self._receive()
         try:
-            async with asyncio.timeout_at(min(self._end, self._slowest)):
+            silent = asyncio.get_running_loop().time() + self._pace.silent_s
+            async with asyncio.timeout_at(min(self._end, self._slowest, silent)):
                 message = await self._receive()
         except TimeoutError:
             self.late = True
             raise
         self.whole = not message.get("more_body", False)
-        self._slowest += len(message.get("body", b"")) / _LEAST_RATE
+        self._slowest += len(message.get("body", b"")) / self._pace.rate
         return message
 
     async def discard(self) -> None:

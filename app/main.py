@@ -23,12 +23,14 @@ from app.connections import connections
 from app.forms import KNOWN_QUERY
 from app.gate import Gate
 from app.openapi import document, operation_id
-from app.routes import galleries, items, operations, search
+from app.routes import galleries, imports, items, jobs, operations, search
 from app.service import Service, open_service
 from app.settings import Settings, SettingsError
 from roadmatch.gallery.items import MOST_IMAGES
 
 _M_MMAP_THRESHOLD = -3
+_UPLOADS = 4
+"""Archives that are received at a time; they do not take the places of searches."""
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
 _DESCRIPTION = "Is this picture in my gallery, and where? One calibrated threshold serves every query."
 
@@ -57,11 +59,27 @@ def create_app(service: Service, hosts: frozenset[str] = frozenset()) -> ASGIApp
     app.state.service = service
     problems.install(app)
     app.add_api_route("/", _to_documentation, include_in_schema=False)
-    for routes in (search, galleries, items, operations):  # tried in this order, so searches find theirs first
+    for routes in (
+        search,
+        galleries,
+        items,
+        imports,
+        jobs,
+        operations,
+    ):  # tried in this order, so searches find theirs first
         app.include_router(routes.router)
+    app.include_router(imports.archives(service.settings.import_mb * 1_000_000))
     app.openapi = cache(partial(document, app, service))  # type: ignore[method-assign]
     places = service.settings.threads + service.settings.queue
-    return Gate(app, places=places, receive_s=service.settings.receive_s, metrics=service.metrics, hosts=hosts)
+    return Gate(
+        app,
+        places=places,
+        receive_s=service.settings.receive_s,
+        metrics=service.metrics,
+        hosts=hosts,
+        is_upload=imports.is_upload,
+        upload_places=_UPLOADS,
+    )
 
 
 async def _to_documentation() -> RedirectResponse:

@@ -16,6 +16,7 @@ import anyio.to_thread
 
 from app.metrics import Metrics
 from app.settings import Settings, SettingsError
+from app.workers import Workers
 from roadmatch import bundle as bundles
 from roadmatch.blobs import FolderBlobs
 from roadmatch.bundle import Bundle
@@ -28,12 +29,16 @@ from roadmatch.gallery.replica import Generation, Replicas
 from roadmatch.gallery.search import Answer, Query, search
 from roadmatch.gallery.self_check import Calibration, SelfCheck, SelfChecks, self_check, verdict
 from roadmatch.gallery.sweep import sweep
+from roadmatch.jobs import queue
+from roadmatch.jobs.uploads import Uploads
 from roadmatch.operating_points import OperatingPoint, OperatingPoints
 from roadmatch.store.database import Database, open_database
 
 T = TypeVar("T")
 log = logging.getLogger("roadmatch.service")
 _SELF_CHECK_SEED = 1
+_UPLOAD_GRACE_S = 600.0
+"""An upload is there before the row of its job, by less than this."""
 _SPARE = 2
 """So many more pictures are worked on than there are cores: each waits now and then for a lock or for memory."""
 
@@ -51,6 +56,10 @@ class Service:
     cores: anyio.CapacityLimiter
     writers: anyio.CapacityLimiter
     health: anyio.CapacityLimiter
+    uploads: Uploads
+    workers: Workers
+    watchers: anyio.CapacityLimiter
+    watched: int = 0
     stopping: bool = False
     _checks: dict[str, SelfChecks] = field(default_factory=lambda: defaultdict(SelfChecks))
     _asked: set[tuple[str, str]] = field(default_factory=set)
@@ -85,6 +94,14 @@ class Service:
     async def on_a_writer(self, work: Callable[[], T]) -> T:
         """Run work that waits for the database's locks, in a thread that nothing else waits for."""
         return await anyio.to_thread.run_sync(work, limiter=self.writers)
+
+    async def on_a_watcher(self, work: Callable[[], T]) -> T:
+        """Run a look at a job that somebody follows, in a thread that nothing else waits for."""
+        return await anyio.to_thread.run_sync(work, limiter=self.watchers)
+
+    def wake(self) -> None:
+        """A job is in the queue: tell the workers. One that hears nothing looks for itself."""
+        self.workers.wake()
 
     def encode_here(self, bundle: str, data: bytes) -> Encoded:
         """A picture's embedding, made in this thread. Raises ImageError, BundleNotFound."""
@@ -204,12 +221,19 @@ class Service:
                 if time.monotonic() - swept >= self.settings.sweep_s:
                     swept = time.monotonic()
                     sweep(self.store, grace_s=self.settings.sweep_s)
+                    self.sweep_uploads()
             except Exception:
                 log.exception("housekeeping")  # a fault here must not end it for good
+
+    def sweep_uploads(self) -> int:
+        """Delete uploads that no job needs any more -> how many. Raises StoreUnavailable."""
+        needed = queue.uploads_needed(self.database)
+        return self.uploads.sweep(needed, older_than_s=max(_UPLOAD_GRACE_S, self.settings.sweep_s))
 
     def close(self) -> None:
         """Let go of everything."""
         self._ended.set()
+        self.workers.stop()
         self.database.close()
 
 
@@ -235,6 +259,9 @@ def open_service(settings: Settings) -> Service:
         cores=anyio.CapacityLimiter(settings.threads + _SPARE),
         writers=anyio.CapacityLimiter(settings.threads + settings.queue),
         health=anyio.CapacityLimiter(2),
+        uploads=Uploads(settings.data / "uploads"),
+        workers=Workers(settings, database),
+        watchers=anyio.CapacityLimiter(4),
     )
     threading.Thread(target=service.keep_house, name="housekeeping", daemon=True).start()
     return service

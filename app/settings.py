@@ -36,9 +36,20 @@ class Settings(BaseSettings):
     hosts: str = Field("", description="more names by which it may be asked, as behind a proxy, separated by `,`")
     allow_open: bool = Field(False, description="listen on other machines' side without any protection")
     cpus: int = Field(0, ge=0, le=1024, description="threads for embedding and decoding; 0: all cores")
+    workers: int = Field(
+        1, ge=0, le=64, description="processes that work on jobs, started when there is one; 0: workers run elsewhere"
+    )
+    nice: int = Field(10, ge=0, le=19, description="how much those processes give way to searches")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where pictures are embedded")
     queue: int = Field(64, ge=0, le=10_000, description="requests that may wait for a core; more are answered 503")
     body_mb: int = Field(64, ge=1, le=2_000, description="largest request body, MB")
+    import_mb: int = Field(10_000, ge=1, le=1_000_000, description="largest uploaded archive or manifest, MB")
+    import_folders: Annotated[tuple[Path, ...], NoDecode] = Field(
+        (), description="folders of the server that may be imported, with all that is in them, separated by `:`"
+    )
+    import_hosts: str = Field(
+        "", description="hosts whose https URLs a manifest may name, separated by `,`; empty: no URL is fetched"
+    )
     receive_s: float = Field(
         30.0, gt=0, le=3_600, description="time for a request's head, and for its body, to arrive, seconds"
     )
@@ -48,10 +59,18 @@ class Settings(BaseSettings):
     )
     failpoint: str = Field("", description="for fault tests: `moment@n` kills the process at the nth such moment")
 
-    @field_validator("bundles", mode="before")
+    @field_validator("bundles", "import_folders", mode="before")
     @classmethod
     def _split_paths(cls, value: Any) -> Any:
         return tuple(Path(part) for part in value.split(os.pathsep) if part) if isinstance(value, str) else value
+
+    @field_validator("import_folders")
+    @classmethod
+    def _are_absolute(cls, value: tuple[Path, ...]) -> tuple[Path, ...]:
+        for folder in value:
+            if not folder.is_absolute():
+                raise ValueError(f"{folder} is no absolute path: write it from the root on, as in /srv/pictures")
+        return value
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **given: Any) -> Self:

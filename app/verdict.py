@@ -9,7 +9,7 @@ from app.client import Answer, ClientError
 from app.terminal import aligned
 
 
-class _Read(BaseModel):
+class Answered(BaseModel):
     """What is needed of an answer; answers may grow."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -27,7 +27,7 @@ class _Read(BaseModel):
             ) from error
 
 
-class Hit(_Read):
+class Hit(Answered):
     """An item with its best image."""
 
     item: str
@@ -37,7 +37,7 @@ class Hit(_Read):
     margin: float
 
 
-class Rate(_Read):
+class Rate(Answered):
     """A share of searches with its 95 % bounds, where there are any."""
 
     value: float
@@ -45,7 +45,7 @@ class Rate(_Read):
     high: float | None
 
 
-class Evidence(_Read):
+class Evidence(Answered):
     """What the rates were measured on."""
 
     pictures: int
@@ -55,14 +55,14 @@ class Evidence(_Read):
     false_match_rate: Rate
 
 
-class StatedRate(_Read):
+class StatedRate(Answered):
     """How often such answers are wrong."""
 
     evidence: Evidence
     promise: str
 
 
-class Stated(_Read):
+class Stated(Answered):
     """What stands behind a decision; a caller's own threshold has no rule and no rate."""
 
     threshold: float
@@ -97,7 +97,7 @@ class Comparison(Stated):
     margin: float
 
 
-class GalleryRow(_Read):
+class GalleryRow(Answered):
     """A gallery as it is listed."""
 
     name: str
@@ -110,14 +110,14 @@ class GalleryRow(_Read):
     stated_rate: StatedRate | None
 
 
-class ItemRow(_Read):
+class ItemRow(Answered):
     """An item as it was written."""
 
     id: str
     images: tuple[Any, ...]
 
 
-class Written(_Read):
+class Written(Answered):
     """What a write did."""
 
     outcome: str

@@ -16,14 +16,17 @@
     │   ├── ItemNotFound
     │   ├── ImageNotFound
     │   ├── BundleNotFound
-    │   └── PictureNotKept         the gallery keeps no pictures, only embeddings
+    │   ├── PictureNotKept         the gallery keeps no pictures, only embeddings
+    │   └── JobNotFound
     ├── Conflict
     │   ├── GalleryExists
     │   ├── GalleryChanged         a rule or bundle that the gallery cannot take
     │   ├── VersionMismatch        If-Match names another version
     │   ├── IdempotencyMismatch    the key was used for another request
     │   ├── LastImage              an item keeps at least one image
-    │   └── TooManyImages          an item holds at most 100 images
+    │   ├── TooManyImages          an item holds at most 100 images
+    │   ├── JobFinished            a job that has ended cannot be cancelled
+    │   └── LeaseLost              another worker has the job
     └── StoreError
         ├── StoreUnavailable       the database is locked, full or gone: try again
         │   └── StorageFull        no room for a write
@@ -103,6 +106,10 @@ class PictureNotKept(NotFound):
     """The gallery keeps no pictures, only embeddings."""
 
 
+class JobNotFound(NotFound):
+    """No job of this id."""
+
+
 class Conflict(RoadmatchError):
     """The state of the gallery does not allow it."""
 
@@ -129,6 +136,14 @@ class LastImage(Conflict):
 
 class TooManyImages(Conflict):
     """An item holds at most 100 images."""
+
+
+class JobFinished(Conflict):
+    """The job has ended already."""
+
+
+class LeaseLost(Conflict):
+    """Another worker has the job, or it was ended."""
 
 
 class StoreError(RoadmatchError):

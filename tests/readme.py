@@ -82,7 +82,7 @@ def _settings() -> str:
     rows = []
     for name, field in Settings.model_fields.items():
         default = field.default
-        shown = "the default bundle" if name == "bundles" else f"`{default}`" if str(default) else "empty"
+        shown = "the default bundle" if name == "bundles" else f"`{default}`" if default not in ("", ()) else "empty"
         assert default is not PydanticUndefined
         rows.append([f"`{PREFIX}{name.upper()}`", shown, _limits(field.metadata), str(field.description)])
     return _table(["variable", "default", "limit", "meaning"], rows)

@@ -117,6 +117,7 @@ def test_a_deleted_gallery_leaves_nothing_and_spares_the_others(
         counts = {
             table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
             for table in metadata.sorted_tables
+            if not table.name.startswith("job")
         }
     assert counts == {"galleries": 1, "items": 2, "images": 4, "embeddings": 4, "changes": 4}
     assert len(list(store.blobs.keys_older_than(0))) == 4

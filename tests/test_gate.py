@@ -70,6 +70,13 @@ class Wire:
         headers = {name.lower(): value for name, value in response.getheaders()}
         return response.status, headers, json.loads(response.read())
 
+    def receives(self, wanted: bytes) -> bool:
+        """Whether this comes, in an answer without a length."""
+        came = b""
+        while wanted not in came and (more := self._socket.recv(65_536)):
+            came += more
+        return wanted in came
+
     def is_closed(self) -> bool:
         """Whether the other side closes before long."""
         self._socket.settimeout(RECEIVE_S + 2)

@@ -68,6 +68,7 @@ def counts(store: GalleryStore) -> dict[str, int]:
         return {
             table.name: connection.execute(select(func.count()).select_from(table)).scalar_one()
             for table in metadata.sorted_tables
+            if not table.name.startswith("job")
         }
 
 

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from roadmatch.bundle import EMBEDDER, Bundle
-from roadmatch.embedding.engine import Engine
+from roadmatch.embedding.engine import Engine, Pixels
 from roadmatch.embedding.openvino_engine import OpenvinoEngine
 from roadmatch.errors import BundleCorrupt, BundleUnsupported
 from roadmatch.images import Limits, read_pixels
@@ -36,9 +36,13 @@ class Encoder:
     def encode(self, data: bytes, *, busy: bool = False) -> Encoded:
         """data: an image file's bytes. busy: see Engine. Safe to call from many threads. Raises ImageError."""
         pixels, picture = read_pixels(data, self.bundle.manifest.preprocessing, self._limits)
-        vector = self._engine.embed(pixels, busy=busy)
-        b = background_level(vector, self.bundle.background, self.bundle.manifest.score.k)
+        vector, b = self.encode_pixels(pixels, busy=busy)
         return Encoded(vector=vector, b=b, format=picture.format, width=picture.width, height=picture.height)
+
+    def encode_pixels(self, pixels: Pixels, *, busy: bool = False) -> tuple[Vector, float]:
+        """pixels (H, W, 3) uint8, read by the bundle's preprocessing -> the embedding (D,) and its b."""
+        vector = self._engine.embed(pixels, busy=busy)
+        return vector, background_level(vector, self.bundle.background, self.bundle.manifest.score.k)
 
 
 def open_encoder(

@@ -115,6 +115,12 @@ def load(connection: Connection, gallery_id: int, item_id: str) -> Item | None:
     return found[0] if found else None
 
 
+def load_many(connection: Connection, gallery_id: int, item_ids: Sequence[str]) -> dict[str, Item]:
+    """Those items of these ids that are there, by id, as of one moment."""
+    found = _items(connection.execute(_some_items, {"gallery": gallery_id, "ids": list(item_ids)}).all())
+    return {item.id: item for item in found}
+
+
 def load_page(connection: Connection, gallery_id: int, after: str | None, limit: int) -> list[Item]:
     """Items in the order of their ids, those after an id, at most `limit`, as of one moment."""
     page = select(items).where(items.c.gallery_id == gallery_id).order_by(items.c.id).limit(limit)
@@ -137,40 +143,47 @@ def load_image(connection: Connection, gallery_id: int, image_id: str) -> Stored
     return _image(row) if row else None
 
 
+@dataclass(frozen=True)
+class Rewrite:
+    """A change of one item: before is None where there is none."""
+
+    item_id: str
+    before: Item | None
+    plan: Plan
+
+    @property
+    def gone(self) -> list[StoredImage]:
+        """Images that the item loses."""
+        return [image for image in self.before.images if image not in self.plan.kept] if self.before else []
+
+
 def apply(
-    connection: Connection,
-    gallery: Row[Any],
-    item_id: str,
-    item: Item | None,
-    plan: Plan,
-    blob: Callable[[NewImage], str | None],
-) -> list[StoredImage]:
-    """Make the item (None where there is none) what the plan says -> the images that are gone.
+    connection: Connection, gallery: Row[Any], rewrites: Sequence[Rewrite], blob: Callable[[NewImage], str | None]
+) -> None:
+    """Make items what their plans say; no item comes twice.
 
     gallery: its row, locked. blob: gives the key of an image's kept picture.
     """
-    gone = [image for image in item.images if image not in plan.kept] if item else []
-    added = [(new_id(), image) for image in plan.added]
-    content = {"label": plan.label, "metadata": dict(plan.metadata), "version": gallery.writes + 1}
-    if item is None:
-        connection.execute(insert(items), {"gallery_id": gallery.id, "id": item_id, **content})
-    else:
-        connection.execute(_update_item, {"gallery": gallery.id, "item": item_id, **content})
-    for stored, image in plan.regained(Keep(gallery.keep)):
-        connection.execute(_update_blob, {"image": stored.id, "key": blob(image)})
+    gone = [image for rewrite in rewrites for image in rewrite.gone]
+    added = [(rewrite.item_id, new_id(), image) for rewrite in rewrites for image in rewrite.plan.added]
+    _write_items(connection, gallery, rewrites)
+    for rewrite in rewrites:
+        for stored, image in rewrite.plan.regained(Keep(gallery.keep)):
+            connection.execute(_update_blob, {"image": stored.id, "key": blob(image)})
     _delete_images(connection, gone)
-    _insert_images(connection, gallery, item_id, added, blob)
-    _log(connection, gallery.id, [image_id for image_id, _ in added], gone)
-    _count(connection, gallery, items=0 if item else 1, images=len(added) - len(gone))
-    return gone
+    _insert_images(connection, gallery, added, blob)
+    _log(connection, gallery.id, [image_id for _, image_id, _ in added], gone)
+    new = sum(rewrite.before is None for rewrite in rewrites)
+    _count(connection, gallery, writes=len(rewrites), items=new, images=len(added) - len(gone))
 
 
-def delete_item(connection: Connection, gallery: Row[Any], item: Item) -> None:
-    """Delete the rows of an item. gallery: its row, locked."""
-    _delete_images(connection, item.images)
-    connection.execute(_delete_item, {"gallery": gallery.id, "item": item.id})
-    _log(connection, gallery.id, [], item.images)
-    _count(connection, gallery, items=-1, images=-len(item.images))
+def delete_items(connection: Connection, gallery: Row[Any], gone: Sequence[Item]) -> None:
+    """Delete the rows of items. gallery: its row, locked."""
+    gone_images = [image for item in gone for image in item.images]
+    _delete_images(connection, gone_images)
+    connection.execute(_delete_items, {"gallery": gallery.id, "ids": [item.id for item in gone]})
+    _log(connection, gallery.id, [], gone_images)
+    _count(connection, gallery, writes=len(gone), items=-len(gone), images=-len(gone_images))
 
 
 def _with_images(page: Select[Any]) -> Select[Any]:
@@ -193,8 +206,13 @@ def _with_images(page: Select[Any]) -> Select[Any]:
 _one_item = _with_images(
     select(items).where(items.c.gallery_id == bindparam("gallery"), items.c.id == bindparam("item"))
 )
+_some_items = _with_images(
+    select(items).where(items.c.gallery_id == bindparam("gallery"), items.c.id.in_(bindparam("ids", expanding=True)))
+)
 _one_image = select(images).where(images.c.gallery_id == bindparam("gallery"), images.c.id == bindparam("image"))
-_delete_item = delete(items).where(items.c.gallery_id == bindparam("gallery"), items.c.id == bindparam("item"))
+_delete_items = delete(items).where(
+    items.c.gallery_id == bindparam("gallery"), items.c.id.in_(bindparam("ids", expanding=True))
+)
 _update_item = (
     update(items)
     .where(items.c.gallery_id == bindparam("gallery"), items.c.id == bindparam("item"))
@@ -230,13 +248,28 @@ def _image(row: Row[Any]) -> StoredImage:
     )
 
 
+def _write_items(connection: Connection, gallery: Row[Any], rewrites: Sequence[Rewrite]) -> None:
+    new, old = [], []
+    for number, rewrite in enumerate(rewrites, start=1):
+        plan = rewrite.plan
+        content = {"label": plan.label, "metadata": dict(plan.metadata), "version": gallery.writes + number}
+        if rewrite.before is None:
+            new.append({"gallery_id": gallery.id, "id": rewrite.item_id, **content})
+        else:
+            old.append({"gallery": gallery.id, "item": rewrite.item_id, **content})
+    if new:
+        connection.execute(insert(items), new)
+    if old:
+        connection.execute(_update_item, old)
+
+
 def _insert_images(
     connection: Connection,
     gallery: Row[Any],
-    item_id: str,
-    added: Sequence[tuple[str, NewImage]],
+    added: Sequence[tuple[str, str, NewImage]],
     blob: Callable[[NewImage], str | None],
 ) -> None:
+    """added: item id, image id and the image."""
     image_rows = [
         {
             "id": image_id,
@@ -249,11 +282,11 @@ def _insert_images(
             "bytes": len(image.data),
             "blob": blob(image),
         }
-        for image_id, image in added
+        for item_id, image_id, image in added
     ]
     embedding_rows = [
         {"image_id": image_id, "bundle": gallery.bundle, "vector": image.vector.astype("<f4").tobytes(), "b": image.b}
-        for image_id, image in added
+        for _, image_id, image in added
     ]
     if added:
         connection.execute(insert(images), image_rows)
@@ -275,7 +308,7 @@ def _log(connection: Connection, gallery_id: int, added_ids: Sequence[str], gone
         log.append(connection, gallery_id, entries)
 
 
-def _count(connection: Connection, gallery: Row[Any], *, items: int, images: int) -> None:
-    """Count the write and what it changed in the gallery's locked row."""
-    counts = {"writes": gallery.writes + 1, "items": gallery.items + items, "images": gallery.images + images}
+def _count(connection: Connection, gallery: Row[Any], *, writes: int, items: int, images: int) -> None:
+    """Count the writes and what they changed in the gallery's locked row."""
+    counts = {"writes": gallery.writes + writes, "items": gallery.items + items, "images": gallery.images + images}
     connection.execute(update(galleries).where(galleries.c.id == gallery.id).values(counts))

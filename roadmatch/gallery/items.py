@@ -7,7 +7,7 @@ leaves either the old item or the new one, and at most some pictures that no row
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
@@ -28,7 +28,7 @@ from roadmatch.errors import (
 )
 from roadmatch.gallery import item_rows
 from roadmatch.gallery.galleries import Gallery, Keep
-from roadmatch.gallery.item_rows import Item, Metadata, NewImage, Plan, StoredImage, new_id, spelt
+from roadmatch.gallery.item_rows import Item, Metadata, NewImage, Plan, Rewrite, StoredImage, new_id, spelt
 from roadmatch.gallery.pictures import delete_pictures, pictures_of_write
 from roadmatch.store import log
 from roadmatch.store.database import Database
@@ -45,14 +45,19 @@ __all__ = [
     "Outcome",
     "Put",
     "StoredImage",
+    "Wanted",
     "add_images",
+    "check",
     "delete",
     "delete_image",
+    "delete_many",
     "get",
+    "get_many",
     "labels",
     "list_",
     "new_id",
     "put",
+    "put_many",
     "read_picture",
     "spelt",
 ]
@@ -91,6 +96,16 @@ class GalleryStore:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """What an item shall be as a whole."""
+
+    item_id: str
+    label: str | None
+    metadata: Metadata
+    images: Sequence[NewImage]
+
+
+@dataclass(frozen=True)
 class Put:
     """What a write left behind and did."""
 
@@ -114,17 +129,49 @@ def put(
     the item must have, ABSENT for none, None for any. Raises GalleryNotFound, GalleryChanged, VersionMismatch,
     TooManyImages, StorageFull, StoreUnavailable; ValueError for a bad id, label or metadata, or for no image.
     """
-    _check_id(item_id)
-    _check_content(label, metadata)
-    wanted = _distinct(item_id, images)
-    hashes = {image.sha256 for image in wanted}
+    replacing = _replacing(Wanted(item_id, label, metadata, images))
 
     def plan(item: Item | None) -> Plan:
         _check_expected(item_id, item, expect_version)
-        kept = tuple(image for image in item.images if image.sha256 in hashes) if item else ()
-        return Plan(label, metadata, kept, wanted)
+        return replacing(item)
 
     return _write(store, gallery, item_id, plan)
+
+
+def put_many(
+    store: GalleryStore,
+    gallery: Gallery,
+    wanted: Sequence[Wanted],
+    also: Callable[[Connection, Sequence[Put]], None],
+) -> list[Put]:
+    """`put` for many items in one transaction, each id once; all of them are written, or none.
+
+    also: what else belongs to the transaction; it is called before the commit with what was done, also where that is
+    nothing. Raises what put does.
+    """
+    plans = {one.item_id: _replacing(one) for one in wanted}
+    if len(plans) < len(wanted):
+        raise ValueError(f"{len(wanted)} items have {len(plans)} ids: each comes once")
+    return _write_all(store, gallery, plans, also)
+
+
+def _replacing(wanted: Wanted) -> Callable[[Item | None], Plan]:
+    """The plan by which an item becomes what is wanted. Raises ValueError, TooManyImages."""
+    check(wanted)
+    images = _distinct(wanted.item_id, wanted.images)
+    hashes = {image.sha256 for image in images}
+
+    def plan(item: Item | None) -> Plan:
+        kept = tuple(image for image in item.images if image.sha256 in hashes) if item else ()
+        return Plan(wanted.label, wanted.metadata, kept, images)
+
+    return plan
+
+
+def check(wanted: Wanted) -> None:
+    """Raises ValueError for an id, a label or metadata that no item can have."""
+    _check_id(wanted.item_id)
+    _check_content(wanted.label, wanted.metadata)
 
 
 def add_images(
@@ -176,16 +223,46 @@ def delete(store: GalleryStore, gallery: Gallery, item_id: str, *, expect_versio
     with store.database.write() as connection:
         row = _locked(connection, gallery)
         item = _expected(gallery, item_id, item_rows.load(connection, gallery.id, item_id), expect_version)
-        item_rows.delete_item(connection, row, item)
+        item_rows.delete_items(connection, row, [item])
         store.trace("before_commit")
     store.trace("after_commit")
     _erase(store, item.images)
+
+
+def delete_many(
+    store: GalleryStore, gallery: Gallery, item_ids: Sequence[str], also: Callable[[Connection, Sequence[str]], None]
+) -> list[str]:
+    """Delete those items of these ids that are there, in one transaction -> their ids. The bytes go as `delete` says.
+
+    also: what else belongs to the transaction, called before the commit with the ids of what was deleted.
+    Raises GalleryNotFound, GalleryChanged, StoreUnavailable.
+    """
+    with store.database.write() as connection:
+        row = _locked(connection, gallery)
+        found = list(item_rows.load_many(connection, gallery.id, item_ids).values())
+        if found:
+            item_rows.delete_items(connection, row, found)
+        deleted = [item.id for item in found]
+        also(connection, deleted)
+        store.trace("before_commit")
+    store.trace("after_commit")
+    if found:
+        _erase(store, [image for item in found for image in item.images])
+    return deleted
 
 
 def get(store: GalleryStore, gallery: Gallery, item_id: str) -> Item:
     """The item of an id; raises ItemNotFound, StoreUnavailable."""
     with store.database.read() as connection:
         return _found(gallery, item_id, item_rows.load(connection, gallery.id, item_id))
+
+
+def get_many(store: GalleryStore, gallery: Gallery, item_ids: Sequence[str]) -> dict[str, Item]:
+    """Those items of these ids that are there, by id; raises StoreUnavailable."""
+    if not item_ids:
+        return {}
+    with store.database.read() as connection:
+        return item_rows.load_many(connection, gallery.id, item_ids)
 
 
 def list_(store: GalleryStore, gallery: Gallery, *, after: str | None = None, limit: int = 100) -> list[Item]:
@@ -213,33 +290,84 @@ def read_picture(store: GalleryStore, gallery: Gallery, image_id: str) -> tuple[
 
 
 def _write(store: GalleryStore, gallery: Gallery, item_id: str, plan: Callable[[Item | None], Plan]) -> Put:
-    """Make the item be what the plan makes of it, in the order that the module's first lines tell."""
+    return _write_all(store, gallery, {item_id: plan})[0]
+
+
+def _write_all(
+    store: GalleryStore,
+    gallery: Gallery,
+    plans: Mapping[str, Callable[[Item | None], Plan]],
+    also: Callable[[Connection, Sequence[Put]], None] | None = None,
+) -> list[Put]:
+    """Make items be what their plans make of them, in the order that the module's first lines tell.
+
+    also: is called in the transaction before its commit; without it, and where nothing changes, there is none.
+    """
     with store.database.read() as connection:
-        seen = item_rows.load(connection, gallery.id, item_id)
-    planned = plan(seen)
-    if seen is not None and not planned.changes(seen, gallery.keep):
-        return Put(seen, Outcome.UNCHANGED)
+        rewrites = _rewrites(connection, gallery, plans)
+    changed = [one for one in rewrites if one.plan.changes(one.before, gallery.keep)]
+    if not changed and also is None:
+        return [_unchanged(one) for one in rewrites]
     with pictures_of_write(store.blobs, store.trace) as pictures:
         if gallery.keep is Keep.ORIGINAL:
-            for image in (*planned.added, *(new for _, new in planned.regained(gallery.keep))):
-                pictures.put(image)
+            for plan in (one.plan for one in changed):
+                for image in (*plan.added, *(new for _, new in plan.regained(gallery.keep))):
+                    pictures.put(image)
         with store.database.write() as connection:
             row = _locked(connection, gallery)
-            before = item_rows.load(connection, gallery.id, item_id)
-            planned = plan(before)
-            if before is not None and not planned.changes(before, Keep(row.keep)):
-                return Put(before, Outcome.UNCHANGED)
-            name = pictures.name if row.keep == Keep.ORIGINAL else _keep_none
-            gone = item_rows.apply(connection, row, item_id, before, planned, name)
-            after = _found(gallery, item_id, item_rows.load(connection, gallery.id, item_id))
-            store.trace("before_commit")
-            pictures.committing = True
-        store.trace("after_commit")
-    if before is None:
-        return Put(after, Outcome.CREATED)
-    if gone or (before.label, spelt(before.metadata)) != (after.label, spelt(after.metadata)):
+            rewrites = _rewrites(connection, gallery, plans)
+            changed = [one for one in rewrites if one.plan.changes(one.before, Keep(row.keep))]
+            puts = _apply(
+                connection, row, rewrites, changed, pictures.name if row.keep == Keep.ORIGINAL else _keep_none
+            )
+            if also is not None:
+                also(connection, puts)
+            if changed:
+                store.trace("before_commit")
+            pictures.committing = bool(changed)
+        if changed:
+            store.trace("after_commit")
+    gone = [image for one in changed for image in one.gone]
+    if gone or any(_overwrote(one) for one in changed):
         _erase(store, gone)
-    return Put(after, Outcome.REPLACED)
+    return puts
+
+
+def _rewrites(
+    connection: Connection, gallery: Gallery, plans: Mapping[str, Callable[[Item | None], Plan]]
+) -> list[Rewrite]:
+    found = item_rows.load_many(connection, gallery.id, list(plans)) if plans else {}
+    return [Rewrite(item_id, found.get(item_id), plan(found.get(item_id))) for item_id, plan in plans.items()]
+
+
+def _apply(
+    connection: Connection,
+    row: Row[Any],
+    rewrites: Sequence[Rewrite],
+    changed: Sequence[Rewrite],
+    name: Callable[[NewImage], str | None],
+) -> list[Put]:
+    if not changed:
+        return [_unchanged(one) for one in rewrites]
+    item_rows.apply(connection, row, changed, name)
+    after = item_rows.load_many(connection, row.id, [one.item_id for one in changed])
+    return [
+        Put(after[one.item_id], Outcome.REPLACED if one.before else Outcome.CREATED)
+        if one.item_id in after
+        else _unchanged(one)
+        for one in rewrites
+    ]
+
+
+def _unchanged(rewrite: Rewrite) -> Put:
+    assert rewrite.before is not None  # an item that is not there is changed by any plan
+    return Put(rewrite.before, Outcome.UNCHANGED)
+
+
+def _overwrote(rewrite: Rewrite) -> bool:
+    """Whether a label or metadata that the database's files still hold is gone."""
+    before, plan = rewrite.before, rewrite.plan
+    return before is not None and (before.label, spelt(before.metadata)) != (plan.label, spelt(plan.metadata))
 
 
 def _keep_none(_: NewImage) -> None:

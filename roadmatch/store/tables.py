@@ -6,6 +6,7 @@ from typing import Any
 from sqlalchemy import (
     JSON,
     BigInteger,
+    Boolean,
     CheckConstraint,
     Column,
     DateTime,
@@ -20,6 +21,7 @@ from sqlalchemy import (
     String,
     Table,
     TypeDecorator,
+    false,
     func,
 )
 
@@ -119,4 +121,44 @@ changes = Table(
     Column("image_id", String(32), nullable=False),  # our own id only: nothing of the caller's outlives an erasure
     Column("at", Moment, nullable=False, server_default=func.now()),
     CheckConstraint("kind IN ('add', 'remove')", name="kind"),
+)
+
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String(32, collation="C").with_variant(String(32), "sqlite"), primary_key=True),  # sorts by age
+    Column("kind", String(16), nullable=False),
+    Column("gallery_id", _Key, nullable=False),  # a job outlives its gallery
+    Column("gallery", String(128), nullable=False),
+    Column("source", JSON, nullable=False),
+    Column("state", String(16), nullable=False, server_default="queued"),
+    Column("priority", Integer, nullable=False, server_default="0"),
+    Column("position", BigInteger, nullable=False, server_default="0"),  # entries that are finished, one way or another
+    Column("total", BigInteger),  # null until somebody has counted
+    Column("done", BigInteger, nullable=False, server_default="0"),
+    Column("unchanged", BigInteger, nullable=False, server_default="0"),
+    Column("failed", BigInteger, nullable=False, server_default="0"),
+    Column("error", String(512)),
+    Column("cancel", Boolean, nullable=False, server_default=false()),  # somebody asked for it
+    Column("attempts", Integer, nullable=False, server_default="0"),  # claims since the position last moved
+    Column("fence", BigInteger, nullable=False, server_default="0"),  # of the newest claim
+    Column("lease_until", Double),  # seconds since 1970 by the database's clock; null: nobody has it
+    Column("key", String(128), unique=True),  # Idempotency-Key
+    Column("request", String(64)),  # sha256 of what the key was used for
+    Column("created_at", Moment, nullable=False, server_default=func.now()),
+    Column("started_at", Moment),
+    Column("finished_at", Moment),
+    CheckConstraint("kind IN ('import', 'delete')", name="kind"),
+    CheckConstraint("state IN ('queued', 'running', 'succeeded', 'failed', 'cancelled')", name="state"),
+    Index(None, "state", "priority"),
+)
+
+job_failures = Table(
+    "job_failures",
+    metadata,
+    Column("job_id", ForeignKey(jobs.c.id), primary_key=True),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),  # of the entry in its source, from 0
+    Column("name", String(512), nullable=False),
+    Column("code", String(64), nullable=False),
+    Column("detail", String(512), nullable=False),
 )

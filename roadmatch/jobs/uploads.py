@@ -1,0 +1,163 @@
+"""Uploaded archives and manifests: kept as they arrive, until no job needs them."""
+
+import errno
+import hashlib
+import os
+import re
+import secrets
+import time
+from collections.abc import AsyncIterator, Callable, Iterator, Set
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import anyio
+import anyio.to_thread
+
+from roadmatch.errors import StorageFull, StoreUnavailable
+
+T = TypeVar("T")
+_KEY = re.compile(r"[0-9a-f]{32}")
+_PART = ".part"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_BLOCK = 1_000_000
+"""Bytes that are written at a time: each write is a thread's turn."""
+_SYNC_EVERY = 64_000_000
+"""Bytes: the last fsync of an archive, for which its sender waits, has no more than this to do."""
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What was written: its key, the sha256 of its bytes in hex, how many there are."""
+
+    key: str
+    sha256: str
+    size: int
+
+
+class Uploads:
+    """Files of a folder under random keys, readable by their owner only."""
+
+    def __init__(self, folder: Path, *, spare: int = 200_000_000) -> None:
+        """folder: made if it is not there; spare: bytes of its disk that are left to the database and the pictures.
+
+        Raises StoreUnavailable.
+        """
+        self._folder = folder
+        self._spare = spare
+        with _failures():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def write(self, chunks: AsyncIterator[bytes], *, expected: int = 0) -> Upload:
+        """Keep what comes, durably; what is not complete leaves nothing behind.
+
+        expected: bytes that are announced. Raises StorageFull, also before anything came where it cannot fit,
+        StoreUnavailable, and what `chunks` raises.
+        """
+        key = secrets.token_hex(16)
+        file = await _in_a_thread(partial(_File, self.path(key), self._spare, expected))
+        try:
+            held = bytearray()
+            async for chunk in chunks:
+                held += chunk
+                if len(held) >= _BLOCK:
+                    await _in_a_thread(partial(file.add, held))
+                    held = bytearray()
+            await _in_a_thread(partial(file.add, held))
+            await _in_a_thread(file.finish)
+        except BaseException:
+            with anyio.CancelScope(shield=True):
+                await _in_a_thread(file.abandon)
+            raise
+        return Upload(key, file.digest.hexdigest(), file.size)
+
+    def path(self, key: str) -> Path:
+        """Where the bytes of a key lie. Raises ValueError for what is no key."""
+        if not _KEY.fullmatch(key):  # whatever comes from outside cannot leave the folder
+            raise ValueError(f"not a key of an upload: {key!r}")
+        return self._folder / key
+
+    def delete(self, key: str) -> None:
+        """Delete the bytes of a key, if they are there; raises StoreUnavailable."""
+        with _failures():
+            self.path(key).unlink(missing_ok=True)
+
+    def sweep(self, known: Set[str], older_than_s: float) -> int:
+        """Delete what no job needs and what was left unfinished -> how many; raises StoreUnavailable.
+
+        known: keys that jobs need, asked for before this. older_than_s: age below which a file stays, because its job
+        is committed after it.
+        """
+        youngest, count = time.time() - older_than_s, 0
+        with _failures():
+            for path in self._folder.iterdir():
+                ours = _KEY.fullmatch(path.name.removesuffix(_PART))
+                with suppress(FileNotFoundError):  # renamed or deleted meanwhile
+                    if ours and path.name not in known and path.stat().st_mtime <= youngest:
+                        path.unlink()
+                        count += 1
+        return count
+
+
+class _File:
+    """A file that is being written; whole under its name only once it is finished."""
+
+    def __init__(self, path: Path, spare: int, expected: int) -> None:
+        self.digest = hashlib.sha256()
+        self.size = self._synced = 0
+        self._path, self._part, self._spare = path, path.with_name(path.name + _PART), spare
+        with _failures():
+            self._check_room(expected)
+            self._opened = open(self._part, "xb", buffering=0, opener=partial(os.open, mode=0o600))  # noqa: SIM115
+
+    def add(self, data: bytes | bytearray) -> None:
+        self.digest.update(data)
+        with _failures():
+            left = memoryview(data)
+            while left:
+                left = left[self._opened.write(left) :]
+            self.size += len(data)
+            if self.size - self._synced >= _SYNC_EVERY:
+                os.fdatasync(self._opened.fileno())
+                self._synced = self.size
+                self._check_room(0)
+
+    def finish(self) -> None:
+        with _failures():
+            os.fsync(self._opened.fileno())
+            self._part.replace(self._path)
+            folder = os.open(self._path.parent, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                os.fsync(folder)
+            finally:
+                os.close(folder)
+            self._opened.close()
+
+    def abandon(self) -> None:
+        with suppress(OSError):
+            self._opened.close()
+        with suppress(OSError):
+            self._part.unlink(missing_ok=True)
+            self._path.unlink(missing_ok=True)
+
+    def _check_room(self, needed: int) -> None:
+        disk = os.statvfs(self._path.parent)
+        if disk.f_bavail * disk.f_frsize < needed + self._spare:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@contextmanager
+def _failures() -> Iterator[None]:
+    """Failures of the disk as errors of ours, without paths."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _FULL:
+            raise StorageFull("no room left for the upload: free some, or send it in parts") from error
+        raise StoreUnavailable(f"the folder of the uploads cannot be used: {error.strerror}") from error
+
+
+async def _in_a_thread(work: Callable[[], T]) -> T:
+    return await anyio.to_thread.run_sync(work)

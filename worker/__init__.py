@@ -1,0 +1,1 @@
+"""Gallery images -> gallery: the program that works on jobs."""
