@@ -6,12 +6,15 @@ their own: the highest that is used beyond the inputs.
 """
 
 import argparse
+import ctypes
 import json
+import os
 import subprocess
 import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -27,12 +30,15 @@ from benchmarks.loss_cases import (
     random_batch,
 )
 from roadmatch.losses.global_ap import global_sigmoid_ap
+from roadmatch.losses.pair_loss import PairLoss
 from roadmatch.losses.pairs import pairs_of_labels, pairs_of_similarity
 from roadmatch.losses.ready import smooth_ap, sup_ap
 from tests.loss_oracles import published_smooth_ap, published_sup_ap
 
 _TEMPERATURES = (5e-2, 1e-2, 1e-3, 1e-4)
 _DIMENSION = 512
+_TURN_S = 0.1
+_WARM_UP = 1024
 
 
 @dataclass(frozen=True)
@@ -57,18 +63,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="little of everything: to see that it runs, not how fast")
     parser.add_argument("--memory", nargs=3, metavar=("FORM", "SIZE", "DIMENSION"), help="one measurement of memory")
+    parser.add_argument("--by-query", nargs=3, metavar=("LOSS", "SIZE", "TURNS"), help="one loss by query")
     chosen = parser.parse_args()
     torch.set_num_threads(1)
     if chosen.memory:
         form, size, dimension = chosen.memory
         print(json.dumps(_memory_here(form, int(size), int(dimension))))
+    elif chosen.by_query:
+        name, size, turns = chosen.by_query
+        print(json.dumps(_rows_here(name, int(size), int(turns))))
     else:
         print(json.dumps(measure(QUICK if chosen.quick else Effort()), indent=2))
 
 
 def measure(effort: Effort) -> Figures:
     """All bars, and the figures behind them."""
-    exactness, speed, rows = _exactness(effort), _speed(effort), _rows(effort)
+    exactness, speed = _exactness(effort), _speed(effort)
+    rows = {name: _apart("--by-query", name, effort.rows, effort.turns) for name in _BY_QUERY}
     memory = {
         form: _memory(form, effort.large, _DIMENSION)["beyond_inputs"] / (4 * effort.large**2)
         for form in ("scores", "fused")
@@ -211,36 +222,31 @@ def _of_embeddings(batch: Batch) -> Callable[[], object]:
     return run
 
 
-def _rows(effort: Effort) -> Figures:
-    """Losses a query, beside the published code's arithmetic: same values, and how many times faster."""
-    batch = overlapping_batch(effort.rows, _DIMENSION)
-    relevant = batch.labels[:, None] == batch.labels
-    forms: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]] = {
-        "SupAP": (
-            lambda scores: sup_ap(published=True).of_similarity(scores, relevant),
-            lambda scores: published_sup_ap(scores, relevant),
-        ),
-        "Smooth-AP": (
-            lambda scores: smooth_ap(published=True).of_similarity(scores, relevant),
-            lambda scores: published_smooth_ap(scores, relevant),
-        ),
+_BY_QUERY: dict[str, tuple[Callable[[], PairLoss], Callable[[Tensor, Tensor], Tensor]]] = {
+    "Smooth-AP": (partial(smooth_ap, published=True), published_smooth_ap),
+    "SupAP": (partial(sup_ap, published=True), published_sup_ap),
+}
+
+
+def _rows_here(name: str, size: int, turns: int) -> Figures:
+    """A loss by query beside the published code's arithmetic: the same values, and how many times faster."""
+    make, published = _BY_QUERY[name]
+    loss, batch = make(), overlapping_batch(size, _DIMENSION)
+    relevant, similarity = batch.labels[:, None] == batch.labels, batch.similarity
+    mine, mine_by_score = _value_and_gradient(lambda scores: loss.of_similarity(scores, relevant), similarity)
+    exact, exact_by_score = _value_and_gradient(lambda scores: published(scores, relevant), similarity.double())
+    slow, fast = _turns(
+        turns,
+        lambda: _value_and_gradient(lambda scores: published(scores, relevant), similarity),
+        lambda: _value_and_gradient(lambda scores: loss.of_similarity(scores, relevant), similarity),
+    )
+    return {
+        "loss": abs(mine - exact),
+        "gradient": _relative(mine_by_score, exact_by_score),
+        "faster": slow / fast,
+        "published_ms": slow * 1e3,
+        "ours_ms": fast * 1e3,
     }
-    figures: Figures = {}
-    for name, (ours, published) in forms.items():
-        _say(f"per query: {name}")
-        mine, mine_by_score = _value_and_gradient(ours, batch.similarity)
-        exact, exact_by_score = _value_and_gradient(published, batch.similarity.double())
-        slow, fast = _turns(
-            effort.turns,
-            lambda published=published: _value_and_gradient(published, batch.similarity),  # type: ignore[misc]
-            lambda ours=ours: _value_and_gradient(ours, batch.similarity),  # type: ignore[misc]
-        )
-        figures[name] = {
-            "loss": abs(mine - exact),
-            "gradient": _relative(mine_by_score, exact_by_score),
-            "faster": slow / fast,
-        }
-    return figures
 
 
 def _value_and_gradient(loss: Callable[[Tensor], Tensor], scores: Tensor) -> tuple[float, Tensor]:
@@ -252,33 +258,43 @@ def _value_and_gradient(loss: Callable[[Tensor], Tensor], scores: Tensor) -> tup
 
 
 def _turns(times: int, *forms: Callable[[], object]) -> list[float]:
-    """Seconds of CPU of each form's fastest run; they take turns."""
+    """Seconds of CPU of each form's fastest run; they take turns of a tenth of a second or one run."""
     fastest = [float("inf")] * len(forms)
     for form in forms:
         form()
     for _ in range(times):
         for number, form in enumerate(forms):
-            started = time.process_time()
-            form()
-            fastest[number] = min(fastest[number], time.process_time() - started)
+            end = time.process_time() + _TURN_S
+            while True:
+                started = time.process_time()
+                form()
+                now = time.process_time()
+                fastest[number] = min(fastest[number], now - started)
+                if now > end:
+                    break
     return fastest
 
 
 def _memory(form: str, size: int, dimension: int) -> Figures:
-    """The median of three processes of their own: an allocator keeps now more, now less of what was freed."""
+    """Measured where what is freed is given back at once, so that the highest is what is needed at a time."""
     _say(f"memory: {form}, {size} images")
-    command = [sys.executable, "-m", "benchmarks.losses", "--memory", form, str(size), str(dimension)]
-    runs: list[Figures] = [
-        json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(3)
-    ]
-    return sorted(runs, key=lambda run: run["beyond_inputs"])[1]
+    return _apart("--memory", form, size, dimension, MALLOC_MMAP_THRESHOLD_="65536")
+
+
+def _apart(*asked: object, **environment: str) -> Figures:
+    """Measured in a process of its own: what was done before changes how an allocator finds room, by a factor of 4."""
+    command = [sys.executable, "-m", "benchmarks.losses", *map(str, asked)]
+    done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ | environment)
+    figures: Figures = json.loads(done.stdout)
+    return figures
 
 
 def _memory_here(form: str, size: int, dimension: int) -> Figures:
     """Bytes beyond the inputs at the highest, with the gradient, and seconds of one step."""
     make = {"scores": _of_scores, "fused": _of_embeddings}[form]
-    make(overlapping_batch(64, dimension))()  # what libraries take at their first call is not ours
+    make(overlapping_batch(_WARM_UP, dimension))()  # what libraries take at their first call is not ours
     step = make(overlapping_batch(size, dimension))
+    ctypes.CDLL(None).malloc_trim(0)  # what was freed is not there to be used again
     before = _resident("VmRSS")
     with open("/proc/self/clear_refs", "w") as peak:  # noqa: PTH123
         peak.write("5")  # the highest is counted from here

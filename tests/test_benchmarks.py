@@ -27,7 +27,7 @@ def printed_by(*arguments: str) -> dict[str, Any]:
     for bar in figures["bars"]:
         assert set(bar) == {"name", "value", "bar", "holds"}
         assert isinstance(bar["holds"], bool)
-        assert bar["value"] > 0
+        assert bar["value"] >= 0
     return figures
 
 
@@ -100,3 +100,17 @@ def test_the_client_reads_an_answer_in_pieces_and_refuses_any_but_200() -> None:
             speaker.end()
         assert speaker.heard.startswith(b"POST /v1/galleries/birds/search HTTP/1.1\r\n")
         assert b"\r\n\r\npicture\r\n--" in speaker.heard
+
+
+def test_the_benchmark_of_the_losses_prints_its_bars_and_nothing_else() -> None:
+    figures = printed_by("benchmarks.losses", "--quick")
+    assert len(figures["bars"]) == 18
+    exact = [bar for bar in figures["bars"] if "exact" in bar["name"] or "published arithmetic: error" in bar["name"]]
+    assert len(exact) == 9
+    assert all(bar["holds"] for bar in exact)
+
+
+def test_the_benchmark_for_gpus_runs_without_one_where_it_is_asked_to() -> None:
+    figures = printed_by("benchmarks.gpu", "--device", "cpu", "--quick")
+    assert [bar["holds"] for bar in figures["bars"]] == [True, True]
+    assert {step["images"] for step in figures["steps"]} == {128, 256}

@@ -1,5 +1,6 @@
 """Lists of scores with the places of their positives: what an average precision is of."""
 
+from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -126,13 +127,13 @@ def _count_rows(pairs: Pairs) -> Tensor:
 
 def _runs(sizes: list[int], fits: Callable[[int], int]) -> Iterator[tuple[int, int]]:
     """sizes: ascending -> (start, stop) of the lists to take at once; lists of size 0 are not taken."""
-    start = next((place for place, size in enumerate(sizes) if size), len(sizes))
+    start = bisect_left(sizes, 1)
     while start < len(sizes):
-        stop = start + 1
-        while stop < len(sizes) and stop - start < fits(sizes[stop]):
-            stop += 1
-        yield start, stop
-        start = stop
+        stops = range(start + 2, len(sizes) + 1)  # more lists, and longer ones: once too many, always too many
+        first = start
+        taken = bisect_left(stops, True, key=lambda stop: stop - first > fits(sizes[stop - 1]))
+        yield start, start + 1 + taken
+        start += 1 + taken
 
 
 def _places(numbers: Tensor, starts: Tensor, counts: Tensor, width: int) -> tuple[Tensor, Tensor]:

@@ -108,6 +108,13 @@ def send_gradients(
     blocks: Blocks, ranks: Ranks, upstream: float, dtype: torch.dtype, reduce: Reduce = lambda tensor: tensor
 ) -> None:
     """Every block takes its gradient: the derivative of the sums themselves, not of what the mesh makes of them."""
+    curve, on_named = _pulls(ranks, upstream, dtype, reduce)
+    for block in blocks:
+        _send(block, curve, on_named[block.members], ranks.floor)
+
+
+def _pulls(ranks: Ranks, upstream: float, dtype: torch.dtype, reduce: Reduce) -> tuple[Curve, Tensor]:
+    """The gradient as a function of a negative's score, and that of each named pair (m,)."""
     grid, temperature, positives = ranks.grid, ranks.temperature, ranks.scores[: ranks.count]
     place = ranks.above_positive + ranks.above_negative
     scale = upstream / ranks.total / place.square()
@@ -118,9 +125,7 @@ def send_gradients(
     density = interpolated(grid, slope_sums(grid, ranks.nodal, temperature), positives.expand(2, -1))  # (2, P)
     on_named = torch.zeros_like(ranks.scores)
     on_named[: ranks.count] = interpolated(grid, pull[:1], positives[None])[0] - (by_sum * density).sum(0)
-    curve = Curve(grid, pull[1], dtype)
-    for block in blocks:
-        _send(block, curve, on_named[block.members].to(dtype), ranks.floor)
+    return Curve(grid, pull[1], dtype), on_named.to(dtype)
 
 
 def embedding_bounds(queries: Tensor, candidates: Tensor | None) -> tuple[float, float]:

@@ -20,7 +20,7 @@ _SPREAD = ((0, -1 / 3, 1 / 2, -1 / 6), (1, -1 / 2, -1, 1 / 2), (0, 1, 1 / 2, -1 
 """Cubic Lagrange weights: of the node at offset -1, 0, 1, 2 by powers of a score's place in its cell."""
 _BEFORE, _BEHIND = 1, 2
 """So many nodes beside a cell belong to its spread."""
-_CPU_CHUNK, _CUDA_CHUNK = 1 << 16, 1 << 24
+_CPU_CHUNK, _CUDA_CHUNK = 1 << 15, 1 << 24
 """Scores at a time: on a CPU they stay in the cache."""
 
 

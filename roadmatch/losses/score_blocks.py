@@ -10,7 +10,7 @@ from torch import Tensor
 
 from roadmatch.losses.precision import full_precision
 
-_ROWS = 256
+_ROWS = 192
 """Rows at a time: products of this height run at full speed, and their scores are a small part of the matrix."""
 
 
