@@ -134,6 +134,12 @@ def test_the_loss_of_a_nearly_solved_batch_keeps_its_digits() -> None:
     assert (scores.grad - by_score).norm() <= 5e-5 * by_score.norm()
 
 
+def test_the_loss_of_a_solved_batch_is_not_below_zero() -> None:
+    for seed in range(4):
+        made = overlapping_batch(64, 32, noise=0.3, seed=seed)
+        assert 0 <= of_themselves(made.embeddings, made.labels, 1e-4).item() < 1e-12
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_batches_that_say_nothing_give_zero_and_keep_the_graph(form: Form) -> None:
     for labels in (torch.arange(5), torch.zeros(5, dtype=torch.int64)):  # no positive; no negative
