@@ -12,7 +12,7 @@ import pytest
 
 from roadmatch import bundle as bundles
 from roadmatch.embedding import open_encoder
-from roadmatch.errors import StoreUnavailable
+from roadmatch.errors import StorageFull, StoreUnavailable
 from roadmatch.gallery import galleries, items
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.items import GalleryStore
@@ -262,6 +262,26 @@ def test_a_database_that_is_away_for_a_moment_costs_a_moment(
     import_of(runner, pets, photos)
     assert run_next(runner).done == PICTURES
     assert failed.is_set()
+
+
+@pytest.mark.usefixtures("small_chunks")
+def test_a_full_disk_lets_a_job_wait_and_does_not_count_as_a_dead_worker(
+    runner: Runner, pets: Gallery, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "_PAUSE_S", 0.0)
+    full, real = [True], items.put_many
+
+    def put_many(*given: object) -> object:
+        if full[0]:
+            raise StorageFull("no room left for pictures: free some and try again")
+        return real(*given)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(items, "put_many", put_many)
+    import_of(runner, pets, photos)
+    for _ in range(queue.MOST_ATTEMPTS + 2):
+        assert run_next(runner).state is State.QUEUED
+    full[0] = False
+    assert run_next(runner).done == PICTURES
 
 
 # The worker as a process

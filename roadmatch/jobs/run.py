@@ -7,9 +7,9 @@ are one transaction under the claim's fence: a kill at any moment costs a chunk'
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -42,8 +42,10 @@ MOST_ENTRIES, _MOST_BYTES = 64, 64_000_000
 _DELETED_AT_ONCE = 500
 _SLICE_S = 5.0
 """So long a job goes on before it makes room for one that has had less."""
+_PAUSE_S = 5.0
+"""So long a job waits that could not be written, before it goes back to the queue."""
 _PATIENCE_S = 60.0
-"""So long a chunk waits for a database that is locked, full or gone, before the job goes back to the queue."""
+"""So long a chunk tries again where the database is locked or gone."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,8 +76,15 @@ class Runner:
                     self._forget_upload(claim.job)
             except LeaseLost as lost:
                 log.warning("%s", lost)
-            except StoreUnavailable as error:  # the lease runs out, and somebody takes the job up again
+            except StoreUnavailable as error:
                 log.warning("job %s: %s", claim.job.id, error)
+                self._give_back_later(claim)
+
+    def _give_back_later(self, claim: Claim) -> None:
+        """A full disk may have room again in a while; where the database is gone, the lease runs out by itself."""
+        self.stop.wait(_PAUSE_S)
+        with suppress(StoreUnavailable, LeaseLost):
+            queue.release(self.store.database, claim)
 
     def _forget_upload(self, job: Job) -> None:
         """Nobody reads it any more; where it cannot be deleted, the sweep does."""
@@ -87,7 +96,8 @@ class Runner:
         try:
             gallery = _gallery_of(self, claim.job)
             chunks = self._deletions if claim.job.kind is Kind.DELETE else self._imports
-            return self._until_end(claim, alive, chunks(claim, gallery))
+            with closing(chunks(claim, gallery)) as committed:
+                return self._until_end(claim, alive, committed)
         except (GalleryNotFound, GalleryChanged, SourceError) as error:
             return State.FAILED, str(error)
 
@@ -102,7 +112,7 @@ class Runner:
                 return State.QUEUED, None
         return State.SUCCEEDED, None
 
-    def _deletions(self, claim: Claim, gallery: Gallery) -> Iterator[Job]:
+    def _deletions(self, claim: Claim, gallery: Gallery) -> Generator[Job, None, None]:
         with entries(claim.job.source, self.places, claim.job.position) as found:
             while some := list(islice(found, _DELETED_AT_ONCE)):
                 ids = [entry.item_id for entry in some if isinstance(entry, Entry)]
@@ -110,7 +120,7 @@ class Runner:
                 wanted = list(dict.fromkeys(ids))
                 yield self._committed(partial(_delete, self, claim, gallery, wanted, len(ids), failed))
 
-    def _imports(self, claim: Claim, gallery: Gallery) -> Iterator[Job]:
+    def _imports(self, claim: Claim, gallery: Gallery) -> Generator[Job, None, None]:
         encoder = self.encoders[gallery.bundle]
         if claim.job.total is None:
             total = counted(claim.job.source, self.places)
