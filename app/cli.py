@@ -23,7 +23,7 @@ from roadmatch.errors import RoadmatchError
 if TYPE_CHECKING:
     Subcommands = argparse._SubParsersAction["Parser"]
 
-EXTRAS = {"faiss": "cpu", "psycopg": "postgres", "torch": "gpu", "timm": "gpu"}
+EXTRAS = {"celery": "celery", "faiss": "cpu", "psycopg": "postgres", "torch": "gpu", "timm": "gpu"}
 _EPILOG = "Exit status: 0 done (match and no_match alike), 1 an expected failure, 2 a wrong command line."
 
 
@@ -102,6 +102,7 @@ def add_serve(commands: "Subcommands") -> None:
     option("--allow-open", action="store_true", default=None, help="let other machines reach it without any protection")
     option("--cpus", metavar="N", help="threads for decoding and embedding (all cores)")
     option("--workers", metavar="N", help="processes that work on jobs, started when there is one (1)")
+    option("--broker", metavar="URL", help="Redis by which Celery workers hear of jobs (none)")
     option("--nice", metavar="N", help="how much those processes give way to searches (10)")
     option("--device", metavar="cpu|cuda", help="where pictures are embedded (cpu)")
     option("--queue", metavar="N", help="requests that may wait for a core (64)")

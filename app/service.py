@@ -14,6 +14,7 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
+from app.broker import Broker
 from app.metrics import Metrics
 from app.settings import Settings, SettingsError
 from app.workers import Workers
@@ -58,6 +59,7 @@ class Service:
     health: anyio.CapacityLimiter
     uploads: Uploads
     workers: Workers
+    broker: Broker | None
     watchers: anyio.CapacityLimiter
     watched: int = 0
     stopping: bool = False
@@ -102,6 +104,8 @@ class Service:
     def wake(self) -> None:
         """A job is in the queue: tell the workers. One that hears nothing looks for itself."""
         self.workers.wake()
+        if self.broker is not None:
+            self.broker.wake_up()
 
     def encode_here(self, bundle: str, data: bytes) -> Encoded:
         """A picture's embedding, made in this thread. Raises ImageError, BundleNotFound."""
@@ -234,6 +238,8 @@ class Service:
         """Let go of everything."""
         self._ended.set()
         self.workers.stop()
+        if self.broker is not None:
+            self.broker.close()
         self.database.close()
 
 
@@ -261,6 +267,7 @@ def open_service(settings: Settings) -> Service:
         health=anyio.CapacityLimiter(2),
         uploads=Uploads(settings.data / "uploads"),
         workers=Workers(settings, database),
+        broker=Broker(settings.broker) if settings.broker else None,
         watchers=anyio.CapacityLimiter(4),
     )
     threading.Thread(target=service.keep_house, name="housekeeping", daemon=True).start()

@@ -39,6 +39,9 @@ class Settings(BaseSettings):
     workers: int = Field(
         1, ge=0, le=64, description="processes that work on jobs, started when there is one; 0: workers run elsewhere"
     )
+    broker: str = Field(
+        "", description="Redis URL by which Celery workers hear of jobs; they run elsewhere; empty: none"
+    )
     nice: int = Field(10, ge=0, le=19, description="how much those processes give way to searches")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where pictures are embedded")
     queue: int = Field(64, ge=0, le=10_000, description="requests that may wait for a core; more are answered 503")
@@ -70,6 +73,13 @@ class Settings(BaseSettings):
         for folder in value:
             if not folder.is_absolute():
                 raise ValueError(f"{folder} is no absolute path: write it from the root on, as in /srv/pictures")
+        return value
+
+    @field_validator("broker")
+    @classmethod
+    def _is_redis(cls, value: str) -> str:
+        if value and not re.match(r"rediss?://.", value):  # the value may hold a password, so it is not shown
+            raise ValueError("this is no URL of a Redis: write it as redis://redis:6379/0")
         return value
 
     @classmethod

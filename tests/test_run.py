@@ -284,6 +284,38 @@ def test_a_full_disk_lets_a_job_wait_and_does_not_count_as_a_dead_worker(
     assert run_next(runner).done == PICTURES
 
 
+def test_the_same_picture_under_two_names_is_two_items(runner: Runner, pets: Gallery, photos: Path) -> None:
+    twins = photos / "twins"
+    twins.mkdir()
+    try:
+        for name in ("a.png", "b.png"):
+            (twins / name).write_bytes(picture(3, side=32))
+        import_of(runner, pets, twins)
+        assert run_next(runner).done == 2
+        one, other = (item.images[0] for item in items.list_(runner.store, pets))
+        assert one.sha256 == other.sha256
+        assert one.blob != other.blob
+        items.delete(runner.store, pets, one.item)
+        assert items.read_picture(runner.store, pets, other.id)[0] == picture(3, side=32)
+    finally:
+        for file in twins.iterdir():
+            file.unlink()
+        twins.rmdir()
+
+
+def test_a_mistake_of_ours_is_tried_three_times_and_then_given_up(
+    runner: Runner, pets: Gallery, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(items, "put_many", None)
+    job = import_of(runner, pets, photos)
+    for _ in range(queue.MOST_ATTEMPTS):
+        assert run_next(runner).state is State.QUEUED
+    assert queue.claim(runner.store.database) is None
+    failed = queue.get(runner.store.database, job.id)
+    assert failed.state is State.FAILED
+    assert "failed 3 times at entry 0" in (failed.error or "")
+
+
 # The worker as a process
 
 

@@ -59,7 +59,7 @@ def work(settings: Settings, *, listen: bool = False, idle_s: float | None = Non
         threading.Thread(target=_listen, args=(woken, runner.stop), daemon=True).start()
     busy = time.monotonic()
     while not runner.stop.is_set() and (idle_s is None or time.monotonic() - busy < idle_s):
-        if _run_next(runner):
+        if run_next(runner):
             busy = time.monotonic()
         else:
             woken.wait(_LOOK_S)
@@ -67,7 +67,7 @@ def work(settings: Settings, *, listen: bool = False, idle_s: float | None = Non
     runner.store.database.close()
 
 
-def _run_next(runner: Runner) -> bool:
+def run_next(runner: Runner) -> bool:
     """Work on the next job -> whether there was one."""
     try:
         claim = queue.claim(runner.store.database)
@@ -76,10 +76,7 @@ def _run_next(runner: Runner) -> bool:
         return False
     if claim is None:
         return False
-    try:
-        runner.run(claim)
-    except Exception:
-        log.exception("job %s", claim.job.id)  # its lease runs out, and it is failed after a few attempts
+    runner.run(claim)
     return True
 
 

@@ -1,6 +1,7 @@
 """The worker's settings: ROADMATCH_* variables, read once; most are the app's, too."""
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -45,6 +46,7 @@ class Settings(BaseSettings):
     device: Literal["cpu", "cuda"] = Field("cpu", description="where pictures are embedded")
     import_folders: Annotated[tuple[Path, ...], NoDecode] = Field((), description="folders that may be imported")
     import_hosts: str = Field("", description="hosts whose pictures may be fetched, separated by `,`")
+    broker: str = Field("", description="Redis URL by which Celery workers hear of jobs")
     nice: int = Field(10, ge=0, le=19, description="how much a worker gives way to searches")
     failpoint: str = Field("", description="for fault tests: `moment@n` kills the process at the nth such moment")
 
@@ -52,6 +54,13 @@ class Settings(BaseSettings):
     @classmethod
     def _split_paths(cls, value: Any) -> Any:
         return tuple(Path(part) for part in value.split(os.pathsep) if part) if isinstance(value, str) else value
+
+    @field_validator("broker")
+    @classmethod
+    def _is_redis(cls, value: str) -> str:
+        if value and not re.match(r"rediss?://.", value):  # the value may hold a password, so it is not shown
+            raise ValueError("this is no URL of a Redis: write it as redis://redis:6379/0")
+        return value
 
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **given: Any) -> Self:

@@ -11,28 +11,29 @@ from roadmatch.gallery.item_rows import NewImage
 
 @dataclass
 class Pictures:
-    """The keys of pictures that a write has put on disk, by sha256, and which of them its rows name.
+    """The keys of pictures that a write has put on disk, and which of them its rows name.
 
+    keys: by the image's identity, for two items of a write may have the same picture, and each has a file of its own.
     committing: set right before the commit, which makes the named ones stay.
     """
 
     blobs: Blobs
     trace: Callable[[str], None]
-    keys: dict[str, str] = field(default_factory=dict)
-    named: set[str] = field(default_factory=set)
+    keys: dict[int, str] = field(default_factory=dict)
+    named: set[int] = field(default_factory=set)
     committing: bool = False
 
     def put(self, image: NewImage) -> None:
         """Put the picture on disk unless it is there; raises StorageFull, StoreUnavailable."""
-        if image.sha256 not in self.keys:
-            self.keys[image.sha256] = self.blobs.put(image.data)
+        if id(image) not in self.keys:
+            self.keys[id(image)] = self.blobs.put(image.data)
             self.trace("blob_written")
 
     def name(self, image: NewImage) -> str:
         """The key for the row of an image, whose picture is on disk by then."""
         self.put(image)  # does something only if the item has changed since the write's first look
-        self.named.add(image.sha256)
-        return self.keys[image.sha256]
+        self.named.add(id(image))
+        return self.keys[id(image)]
 
 
 @contextmanager
@@ -47,7 +48,7 @@ def pictures_of_write(blobs: Blobs, trace: Callable[[str], None]) -> Iterator[Pi
         yield pictures
     finally:
         named = pictures.named if pictures.committing else set()
-        delete_pictures(blobs, (key for sha256, key in pictures.keys.items() if sha256 not in named))
+        delete_pictures(blobs, (key for image, key in pictures.keys.items() if image not in named))
 
 
 def delete_pictures(blobs: Blobs, keys: Iterable[str]) -> None:

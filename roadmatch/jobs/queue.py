@@ -263,7 +263,7 @@ def claim(database: Database, *, lease_s: float = LEASE_S) -> Claim | None:
             if row.cancel:
                 _end(connection, row.id, row.fence, State.CANCELLED)
             elif row.attempts > MOST_ATTEMPTS:
-                reason = f"its worker ended {MOST_ATTEMPTS} times at entry {row.position}: look at the worker's log"
+                reason = f"its worker failed {MOST_ATTEMPTS} times at entry {row.position}: look at the worker's log"
                 _end(connection, row.id, row.fence, State.FAILED, reason)
             else:
                 return Claim(_job(row), row.fence)
@@ -307,10 +307,14 @@ def finish(database: Database, claim: Claim, state: State, error: str | None = N
             raise _lost(claim)
 
 
-def release(database: Database, claim: Claim) -> None:
-    """Give the job back to the queue: this process stops, or another job's turn has come. Raises LeaseLost."""
+def release(database: Database, claim: Claim, *, failed: bool = False) -> None:
+    """Give the job back to the queue: this process stops, or another job's turn has come. Raises LeaseLost.
+
+    failed: it was an attempt that went wrong, and counts as one.
+    """
+    forgiven = {} if failed else {"attempts": 0}
     with database.write() as connection:
-        _held(connection, claim, {"state": State.QUEUED, "lease_until": None, "attempts": 0})
+        _held(connection, claim, {"state": State.QUEUED, "lease_until": None, **forgiven})
 
 
 def others_turn(database: Database, claim: Claim, position: int) -> bool:

@@ -79,6 +79,10 @@ class Runner:
             except StoreUnavailable as error:
                 log.warning("job %s: %s", claim.job.id, error)
                 self._give_back_later(claim)
+            except Exception:  # a mistake of ours: it may go better the next time, and is given up after three
+                log.exception("job %s", claim.job.id)
+                with suppress(StoreUnavailable, LeaseLost):
+                    queue.release(self.store.database, claim, failed=True)
 
     def _give_back_later(self, claim: Claim) -> None:
         """A full disk may have room again in a while; where the database is gone, the lease runs out by itself."""
