@@ -69,8 +69,7 @@ def _one_line(text: str) -> str:
 def of_error(error: errors.RoadmatchError) -> Problem:
     """The problem of an expected failure; its code is the class's name, as in gallery-not-found."""
     status = next(STATUSES[kind] for kind in type(error).__mro__ if kind in STATUSES)
-    code = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in type(error).__name__)
-    return problem(status, code.removeprefix("-"), str(error))
+    return problem(status, errors.code_of(error), str(error))
 
 
 def response(problem: Problem) -> Response:

@@ -7,6 +7,7 @@ import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -115,14 +116,17 @@ class FolderBlobs:
 
 
 @contextmanager
-def _failures() -> Iterator[None]:
-    """Failures of the disk as errors of ours, without paths."""
+def disk_failures(folder: str, full: str) -> Iterator[None]:
+    """Failures of a disk as errors of ours, without paths. folder: what is in it; full: what to say without room."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            raise StorageFull("no room left for pictures: free some and try again") from error
-        raise StoreUnavailable(f"the folder of the pictures cannot be used: {error.strerror}") from error
+            raise StorageFull(full) from error
+        raise StoreUnavailable(f"the folder of the {folder} cannot be used: {error.strerror}") from error
+
+
+_failures = partial(disk_failures, "pictures", "no room left for pictures: free some and try again")
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -42,6 +42,12 @@ class RoadmatchError(Exception):
     """An expected failure; its text is one line that names the thing and the mend."""
 
 
+def code_of(error: RoadmatchError) -> str:
+    """The stable name of what went wrong: that of the class, as in gallery-not-found."""
+    name = type(error).__name__
+    return "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in name).removeprefix("-")
+
+
 class ImageError(RoadmatchError):
     """A picture that is not taken."""
 

@@ -1,19 +1,15 @@
 """Ranking losses from their definitions, one loop each in float64, for the tests to compare with."""
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from tests.oracles import sigmoid
+
 Row = Sequence[float]
 Relevant = Sequence[bool]
 OfList = Callable[[Row, Relevant], float]
-
-
-def sigmoid(x: float) -> float:
-    """Without an overflow at either end."""
-    return 1 / (1 + math.exp(-x)) if x >= 0 else math.exp(x) / (1 + math.exp(x))
 
 
 def step_loss(scores: Row, relevant: Relevant) -> float:

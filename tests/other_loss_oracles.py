@@ -8,6 +8,8 @@ import torch
 from hypothesis import strategies as st
 from torch import Tensor
 
+from tests.oracles import sigmoid
+
 Matrix = Sequence[Sequence[float]]
 Marks = Sequence[Sequence[bool]]
 
@@ -142,11 +144,6 @@ def proxy_anchor_loss(embeddings: Matrix, labels: Sequence[int], proxies: Matrix
             sum(math.exp(alpha * (s + margin)) for s, label in zip(cosines, labels, strict=True) if label != c)
         )
     return near / present + far / len(proxies)
-
-
-def sigmoid(x: float) -> float:
-    """Written for either sign, so that nothing overflows."""
-    return 1 / (1 + math.exp(-x)) if x > 0 else math.exp(x) / (1 + math.exp(x))
 
 
 def cosine(left: Sequence[float], right: Sequence[float]) -> float:

@@ -12,7 +12,8 @@ from roadmatch.losses import recall
 from roadmatch.losses.pair_loss import PairLoss
 from roadmatch.losses.recall import RecallAtK
 from tests import other_loss_oracles as oracles
-from tests.other_loss_oracles import Batch, Matrix, batch_of, batches, sigmoid
+from tests.oracles import sigmoid
+from tests.other_loss_oracles import Batch, Matrix, batch_of, batches
 
 
 def expected(batch: Batch, term: RecallAtK, similarity: Matrix | None = None) -> float:

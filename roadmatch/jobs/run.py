@@ -25,6 +25,7 @@ from roadmatch.errors import (
     LeaseLost,
     StorageFull,
     StoreUnavailable,
+    code_of,
 )
 from roadmatch.gallery import galleries, items
 from roadmatch.gallery.galleries import Gallery, Keep
@@ -322,5 +323,4 @@ def _is_there(item: Item | None, entry: Entry, digest: str, keep: Keep) -> bool:
 
 
 def _failure(entry: Entry, error: ImageError) -> Failure:
-    code = "".join(f"-{letter.lower()}" if letter.isupper() else letter for letter in type(error).__name__)
-    return Failure(entry.position, entry.name, code.removeprefix("-"), str(error))
+    return Failure(entry.position, entry.name, code_of(error), str(error))

@@ -6,8 +6,8 @@ import os
 import re
 import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Set
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Set
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,11 @@ from typing import TypeVar
 import anyio
 import anyio.to_thread
 
-from roadmatch.errors import StorageFull, StoreUnavailable
+from roadmatch.blobs import disk_failures
 
 T = TypeVar("T")
 _KEY = re.compile(r"[0-9a-f]{32}")
 _PART = ".part"
-_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 _BLOCK = 1_000_000
 """Bytes that are written at a time: each write is a thread's turn."""
 _SYNC_EVERY = 64_000_000
@@ -148,15 +147,7 @@ class _File:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Failures of the disk as errors of ours, without paths."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in _FULL:
-            raise StorageFull("no room left for the upload: free some, or send it in parts") from error
-        raise StoreUnavailable(f"the folder of the uploads cannot be used: {error.strerror}") from error
+_failures = partial(disk_failures, "uploads", "no room left for the upload: free some, or send it in parts")
 
 
 async def _in_a_thread(work: Callable[[], T]) -> T:
