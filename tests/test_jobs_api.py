@@ -525,3 +525,36 @@ def test_a_client_that_leaves_in_the_middle_leaves_nothing(served: Served) -> No
         wait_until_inside(served, 0)
     assert set(folder.iterdir()) == before
     assert "Traceback" not in served.errors()
+
+
+def test_metrics_tell_what_is_in_the_queue(client: TestClient, service: Service) -> None:
+    assert 'roadmatch_jobs{state="queued"} 0.0' in client.get("/metrics").text
+    client.request("DELETE", ITEMS, json={"ids": ["a", "b"]})
+    claim = queue.claim(service.database)
+    assert claim is not None
+    client.request("DELETE", ITEMS, json={"ids": ["c"]})
+    with service.database.write() as connection:
+        queue.advance(connection, claim, Progress(done=1, unchanged=1))
+    text = client.get("/metrics").text
+    for line in (
+        'roadmatch_jobs{state="running"} 1.0',
+        'roadmatch_jobs{state="queued"} 1.0',
+        'roadmatch_job_entries_total{outcome="unchanged"} 1.0',
+    ):
+        assert line in text
+    age = re.search(r"^roadmatch_oldest_queued_job_seconds (\S+)$", text, re.MULTILINE)
+    assert age is not None
+    assert 0 <= float(age[1]) < 60
+
+
+def test_metrics_come_without_the_queue_while_the_database_is_away(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(_: Database) -> None:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(queue, "load", away)
+    answer = client.get("/metrics")
+    assert answer.status_code == 200
+    assert "roadmatch_requests" in answer.text
+    assert "roadmatch_jobs" not in answer.text

@@ -6,7 +6,7 @@ import pytest
 
 from roadmatch.errors import IdempotencyMismatch, JobFinished, JobNotFound, LeaseLost
 from roadmatch.jobs import queue
-from roadmatch.jobs.queue import Claim, Failure, Job, Kind, Progress, State
+from roadmatch.jobs.queue import Claim, Failure, Job, Kind, Load, Progress, State
 from roadmatch.store.database import Database
 
 Submit = Callable[..., Job]
@@ -194,8 +194,20 @@ def test_jobs_are_listed_from_the_newest_on(database: Database, submit: Submit) 
     assert [job.id for job in (*page, *rest)] == sorted(made, reverse=True)
     assert queue.list_(database, gallery="fish", limit=10) == []
     assert len(queue.list_(database, state=State.QUEUED, limit=10)) == 5
-    claimed(database)
-    assert queue.waiting(database) == {State.QUEUED: 4, State.RUNNING: 1}
+
+
+def test_the_queue_tells_its_load(database: Database, submit: Submit) -> None:
+    assert queue.load(database) == Load(dict.fromkeys(State, 0), 0, 0, 0, None)
+    first, second, third = submit(), submit(), submit()
+    claim = claimed(database)
+    advance(database, claim, done=5, unchanged=2, failures=[Failure(7, "a", "bad", "no")])
+    queue.finish(database, claim, State.SUCCEEDED)
+    advance(database, claimed(database), done=1)
+    load = queue.load(database)
+    assert load.jobs == {State.QUEUED: 1, State.RUNNING: 1, State.SUCCEEDED: 1, State.FAILED: 0, State.CANCELLED: 0}
+    assert (load.done, load.unchanged, load.failed) == (6, 2, 1)
+    waits = next(job for job in (first, second, third) if queue.get(database, job.id).state is State.QUEUED)
+    assert load.waiting_since == waits.created_at
 
 
 def test_failures_come_page_by_page_and_hold_what_a_database_takes(database: Database, submit: Submit) -> None:

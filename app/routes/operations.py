@@ -7,6 +7,7 @@ from pydantic import BaseModel
 
 from app.routes.wiring import ServiceDep, failures
 from roadmatch.errors import StoreUnavailable
+from roadmatch.jobs import queue
 from roadmatch.operating_points import Evidence
 
 router = APIRouter(tags=["Operations"])
@@ -84,6 +85,10 @@ async def ready(service: ServiceDep) -> Health:
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
-def metrics(service: ServiceDep) -> Response:
-    """For Prometheus."""
-    return Response(service.metrics.text(), media_type="text/plain; version=0.0.4; charset=utf-8")
+async def metrics(service: ServiceDep) -> Response:
+    """For Prometheus; what is counted in the database is left out while that does not answer."""
+    try:
+        load = await anyio.to_thread.run_sync(queue.load, service.database, limiter=service.health)
+    except StoreUnavailable:
+        load = None
+    return Response(service.metrics.text(load), media_type="text/plain; version=0.0.4; charset=utf-8")

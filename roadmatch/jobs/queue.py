@@ -109,6 +109,20 @@ class Progress:
         return self.done + self.unchanged + len(self.failures)
 
 
+@dataclass(frozen=True)
+class Load:
+    """The queue at one moment: jobs by state, and entries of all jobs by what became of them.
+
+    waiting_since: when the oldest queued job was sent, None where none waits.
+    """
+
+    jobs: Mapping[State, int]
+    done: int
+    unchanged: int
+    failed: int
+    waiting_since: datetime | None
+
+
 class _Now(FunctionElement[float]):
     """Seconds since 1970 by the database's clock: workers' clocks may differ."""
 
@@ -215,15 +229,27 @@ def failures(database: Database, job_id: str, *, after: int = -1, limit: int = 1
         return [Failure(row.position, row.name, row.code, row.detail) for row in rows]
 
 
-def waiting(database: Database) -> dict[State, int]:
-    """How many jobs are queued and running."""
+def load(database: Database) -> Load:
+    """The queue as of now."""
     with database.read() as connection:
         rows = connection.execute(
-            select(jobs.c.state, func.count())
-            .where(jobs.c.state.in_((State.QUEUED, State.RUNNING)))
-            .group_by(jobs.c.state)
-        )
-        return {State.QUEUED: 0, State.RUNNING: 0} | {State(row[0]): row[1] for row in rows}
+            select(
+                jobs.c.state,
+                func.count().label("jobs"),
+                func.sum(jobs.c.done).label("done"),
+                func.sum(jobs.c.unchanged).label("unchanged"),
+                func.sum(jobs.c.failed).label("failed"),
+                func.min(jobs.c.created_at, type_=jobs.c.created_at.type).label("oldest"),
+            ).group_by(jobs.c.state)
+        ).all()
+    oldest = next((row.oldest for row in rows if row.state == State.QUEUED), None)
+    return Load(
+        jobs=dict.fromkeys(State, 0) | {State(row.state): row.jobs for row in rows},
+        done=sum(row.done for row in rows),
+        unchanged=sum(row.unchanged for row in rows),
+        failed=sum(row.failed for row in rows),
+        waiting_since=oldest,
+    )
 
 
 def any_free(database: Database) -> bool:
