@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -408,3 +409,35 @@ def test_the_worker_takes_every_setting_of_the_app_that_it_does_not_use() -> Non
 
     known = {*AppSettings.model_fields, *ClientSettings.model_fields}
     assert known <= {*Settings.model_fields, *OF_THE_APP}
+
+
+def test_a_job_whose_thread_hangs_goes_to_another_worker_and_this_process_is_given_up(
+    runner: Runner, pets: Gallery, photos: Path
+) -> None:
+    hangs, given_up = threading.Event(), threading.Event()
+
+    def trace(moment: str) -> None:
+        if moment == "embedded":
+            hangs.wait(30)
+
+    job = import_of(runner, pets, photos)
+    hung = replace(runner, trace=trace, lease_s=0.3, chunk_s=0.5, give_up=given_up.set)
+    claim = queue.claim(runner.store.database)
+    assert claim is not None
+    thread = threading.Thread(target=hung.run, args=(claim,), daemon=True)
+    thread.start()
+    assert given_up.wait(10)
+    assert queue.get(runner.store.database, job.id).state is State.QUEUED
+    assert run_next(runner).state is State.SUCCEEDED
+    seq = galleries.get(runner.store.database, "pets").seq
+    hangs.set()
+    thread.join(30)
+    assert galleries.get(runner.store.database, "pets").seq == seq
+
+
+def test_a_job_that_gets_on_is_not_given_up(runner: Runner, pets: Gallery, photos: Path) -> None:
+    given_up = threading.Event()
+    slow = replace(runner, trace=lambda _: time.sleep(0.3), lease_s=0.3, chunk_s=5, give_up=given_up.set)
+    import_of(slow, pets, photos)
+    assert run_next(slow).state is State.SUCCEEDED
+    assert not given_up.is_set()

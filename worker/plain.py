@@ -40,6 +40,7 @@ def open_runner(settings: Settings) -> Runner:
             settings.data / "uploads", settings.import_folders, fetcher(settings.hosts) if settings.hosts else None
         ),
         cpus=settings.threads,
+        give_up=partial(os._exit, 70),  # what started this worker starts another
         trace=trace,
     )
 
@@ -70,7 +71,7 @@ def work(settings: Settings, *, listen: bool = False, idle_s: float | None = Non
 def run_next(runner: Runner) -> bool:
     """Work on the next job -> whether there was one."""
     try:
-        claim = queue.claim(runner.store.database)
+        claim = queue.claim(runner.store.database, lease_s=runner.lease_s)
     except StoreError as error:
         log.warning("%s", error)
         return False

@@ -34,6 +34,7 @@ from roadmatch.jobs import queue
 from roadmatch.jobs.decoding import Decoded, Decoders
 from roadmatch.jobs.queue import Claim, Failure, Job, Kind, Progress, State
 from roadmatch.jobs.sources import Entry, EntryFailed, Places, SourceError, counted, entries
+from roadmatch.jobs.uploads import FolderUploads, Uploads
 from roadmatch.scoring import Vector
 
 log = logging.getLogger("roadmatch.jobs")
@@ -47,13 +48,18 @@ _PAUSE_S = 5.0
 """So long a job waits that could not be written, before it goes back to the queue."""
 _PATIENCE_S = 60.0
 """So long a chunk tries again where the database is locked or gone."""
+LONGEST_CHUNK_S = 1_800.0
+"""A tar of 300 GB is read through in this time to the place where its job stood; every other wait has its own limit."""
+_GOODBYE_S = 10.0
 
 
 @dataclass(frozen=True, eq=False)
 class Runner:
     """What jobs need. encoders: by bundle id. decoders: makes the children that decode for a bundle.
 
-    stop: set when this process shall end; the job then goes back to the queue after its chunk.
+    stop: set when this process shall end; the job then goes back to the queue after its chunk. chunk_s: seconds in
+    which each chunk has to be committed; after them the job goes back as failed once, and give_up is called, which
+    ends the process where there is one to start it anew: a thread that hangs can be ended in no other way.
     """
 
     store: GalleryStore
@@ -63,13 +69,16 @@ class Runner:
     cpus: int
     stop: threading.Event = field(default_factory=threading.Event)
     lease_s: float = queue.LEASE_S
+    chunk_s: float = LONGEST_CHUNK_S
+    give_up: Callable[[], None] = lambda: None
     trace: Callable[[str], None] = lambda _moment: None
+    uploads: Uploads | None = None
 
     def run(self, claim: Claim) -> None:
         """Work on a job until it ends, is cancelled, is another's turn, or this process stops."""
         with _heartbeat(self, claim) as alive:
             try:
-                state, error = self._work(claim, alive)
+                state, error = self._read_and_work(claim, alive)
                 if state is State.QUEUED:
                     queue.release(self.store.database, claim)
                 else:
@@ -94,10 +103,23 @@ class Runner:
     def _forget_upload(self, job: Job) -> None:
         """Nobody reads it any more; where it cannot be deleted, the sweep does."""
         if "upload" in job.source:
-            with suppress(OSError):
-                (self.places.uploads / job.source["upload"]).unlink()
+            with suppress(StoreUnavailable, ValueError):
+                self._uploads().delete(job.source["upload"])
 
-    def _work(self, claim: Claim, alive: "_Alive") -> tuple[State, str | None]:
+    def _uploads(self) -> Uploads:
+        return self.uploads or FolderUploads(self.places.uploads)
+
+    def _read_and_work(self, claim: Claim, alive: "_Alive") -> tuple[State, str | None]:
+        """Work on it with its upload at hand."""
+        if "upload" not in claim.job.source:
+            return self._work(claim, alive)
+        started = time.monotonic()
+        with self._uploads().at_hand(claim.job.source["upload"], lambda: self.stop.is_set() or alive.cancel.is_set()) as whole:
+            if not whole:
+                return (State.CANCELLED if alive.cancel.is_set() else State.QUEUED), None
+            return self._work(claim, alive, at_least_s=time.monotonic() - started)
+
+    def _work(self, claim: Claim, alive: "_Alive", at_least_s: float = 0.0) -> tuple[State, str | None]:
         try:
             gallery = _gallery_of(self, claim.job)
             chunks = self._deletions if claim.job.kind is Kind.DELETE else self._imports
@@ -109,6 +131,7 @@ class Runner:
     def _until_end(self, claim: Claim, alive: "_Alive", chunks: Iterator[Job]) -> tuple[State, str | None]:
         started = time.monotonic()
         for job in chunks:
+            alive.moved = time.monotonic()
             if job.cancel or alive.cancel.is_set():
                 return State.CANCELLED, None
             if self.stop.is_set():
@@ -243,19 +266,23 @@ class _Reader:
 
 
 class _Alive:
-    """What the heartbeat learns of the job."""
+    """What the heartbeat and the work tell each other."""
 
     def __init__(self) -> None:
         self.cancel = threading.Event()
+        self.moved = time.monotonic()
 
 
 @contextmanager
 def _heartbeat(runner: Runner, claim: Claim) -> Iterator[_Alive]:
-    """The lease is extended in the block, however long a chunk takes."""
+    """The lease is extended in the block, however long a chunk takes, up to the runner's chunk_s."""
     alive, ended = _Alive(), threading.Event()
 
     def beat() -> None:
-        while not ended.wait(runner.lease_s / 3):
+        while not ended.wait(min(runner.lease_s / 3, runner.chunk_s)):
+            if time.monotonic() - alive.moved > runner.chunk_s:
+                _give_up(runner, claim)
+                return
             try:
                 if queue.renew(runner.store.database, claim, lease_s=runner.lease_s):
                     alive.cancel.set()
@@ -271,6 +298,18 @@ def _heartbeat(runner: Runner, claim: Claim) -> Iterator[_Alive]:
     finally:
         ended.set()
         thread.join()
+
+
+def _give_up(runner: Runner, claim: Claim) -> None:
+    """The job goes to another process, as one that failed once."""
+    log.error("job %s: no chunk within %g s: it goes back to the queue", claim.job.id, runner.chunk_s)
+    late = threading.Timer(_GOODBYE_S, runner.give_up)  # where the database hangs, too
+    late.daemon = True
+    late.start()
+    with suppress(StoreUnavailable, LeaseLost):
+        queue.release(runner.store.database, claim, failed=True)
+    late.cancel()
+    runner.give_up()
 
 
 def _put(runner: Runner, claim: Claim, gallery: Gallery, wanted: Sequence[Wanted], chunk: _Chunk) -> Job:
