@@ -3,6 +3,7 @@
     serve                      run the service
     add, import, jobs,         ask a running service over HTTP
     search, compare, galleries
+    backup                     copy a data folder while it is served
 
 Exit status: 0 done (search and compare: match and no_match alike), 1 an expected failure (import: also where some
 pictures did not go in), 2 a wrong command line, each with one line on stderr; 130 after Ctrl-C and 141 where nobody
@@ -75,7 +76,7 @@ def parser() -> Parser:
     )
     top.add_argument("--version", action="version", version=f"roadmatch {version('roadmatch')}")
     commands = top.add_subparsers(title="commands", required=True, metavar="COMMAND")
-    for add in (add_serve, add_add, add_import, add_jobs, add_search, add_compare, add_galleries):
+    for add in (add_serve, add_add, add_import, add_jobs, add_search, add_compare, add_galleries, add_backup):
         add(commands)
     return top
 
@@ -90,6 +91,7 @@ def add_serve(commands: "Subcommands") -> None:
     option("--port", help="port to listen on (8000); 0: any free one")
     option("--data", type=Path, metavar="FOLDER", help="of the database and the pictures (./roadmatch-data)")
     option("--database", metavar="URL", help="sqlite:///path or postgresql://... (SQLite in the data folder)")
+    option("--blobs", metavar="URL", help="s3://bucket/prefix, for pictures and uploads (in the data folder)")
     option(
         "--bundle",
         dest="bundles",
@@ -192,6 +194,19 @@ def add_galleries(commands: "Subcommands") -> None:
     )
 
 
+def add_backup(commands: "Subcommands") -> None:
+    """`backup`: a data folder's copy."""
+    what = "copy the database and the pictures to a new data folder, also while they are served"
+    command = commands.add_parser(
+        "backup", help=what, description=what, epilog="Restore: roadmatch serve --data FOLDER", allow_abbrev=False
+    )
+    command.add_argument("folder", type=Path, metavar="FOLDER", help="to be made")
+    command.add_argument("--data", type=Path, metavar="FOLDER", help="of the database and the pictures")
+    command.add_argument("--database", metavar="URL", help="sqlite:///path (SQLite in the data folder)")
+    command.add_argument("--blobs", metavar="URL", help="s3://bucket/prefix (in the data folder)")
+    command.set_defaults(run=run_backup)
+
+
 def name(text: str) -> str:
     """A gallery's name or an item's id. Raises argparse's own error."""
     from app.client import NAME
@@ -202,6 +217,13 @@ def name(text: str) -> str:
 
 
 # What a command needs is imported when it runs: serving takes a second to import, the client a third of that.
+
+
+def run_backup(chosen: Namespace) -> int:
+    """A data folder's copy."""
+    from app import backup
+
+    return backup.run_backup(chosen)
 
 
 def run_serve(chosen: Namespace) -> int:

@@ -19,7 +19,7 @@ from app.metrics import Metrics
 from app.settings import Settings, SettingsError
 from app.workers import Workers
 from roadmatch import bundle as bundles
-from roadmatch.blobs import FolderBlobs
+from roadmatch.blobs import open_blobs
 from roadmatch.bundle import Bundle
 from roadmatch.embedding import Encoded, Encoder, open_encoder
 from roadmatch.errors import BundleNotFound, GalleryNotFound, RoadmatchError
@@ -31,7 +31,7 @@ from roadmatch.gallery.search import Answer, Query, search
 from roadmatch.gallery.self_check import Calibration, SelfCheck, SelfChecks, self_check, verdict
 from roadmatch.gallery.sweep import sweep
 from roadmatch.jobs import queue
-from roadmatch.jobs.uploads import Uploads
+from roadmatch.jobs.uploads import Uploads, open_uploads
 from roadmatch.operating_points import OperatingPoint, OperatingPoints
 from roadmatch.store.database import Database, open_database
 
@@ -254,7 +254,8 @@ def open_service(settings: Settings) -> Service:
         database = open_database(settings.database_url)
     except ValueError as error:
         raise SettingsError(f"ROADMATCH_DATABASE: {error}") from error
-    store = GalleryStore(database, FolderBlobs(settings.data / "pictures"), failpoint(settings.failpoint))
+    blobs = open_blobs(settings.blobs, settings.data / "pictures")
+    store = GalleryStore(database, blobs, failpoint(settings.failpoint))
     service = Service(
         settings=settings,
         database=database,
@@ -265,7 +266,7 @@ def open_service(settings: Settings) -> Service:
         cores=anyio.CapacityLimiter(settings.threads + _SPARE),
         writers=anyio.CapacityLimiter(settings.threads + settings.queue),
         health=anyio.CapacityLimiter(2),
-        uploads=Uploads(settings.data / "uploads"),
+        uploads=open_uploads(settings.blobs, settings.data),
         workers=Workers(settings, database),
         broker=Broker(settings.broker) if settings.broker else None,
         watchers=anyio.CapacityLimiter(4),

@@ -9,10 +9,13 @@ from typing import Annotated, Any, Literal, Self, TypeVar
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from roadmatch.blobs import bucket_of
 from roadmatch.bundle import default_bundle_folder
 from roadmatch.errors import RoadmatchError
 
 PREFIX = "ROADMATCH_"
+DATABASE = "roadmatch.db"
+"""Of SQLite, in the data folder."""
 
 
 class SettingsError(RoadmatchError):
@@ -26,6 +29,9 @@ class Settings(BaseSettings):
 
     data: Path = Field(Path("roadmatch-data"), description="folder of the database and the pictures")
     database: str = Field("", description="database URL; empty: SQLite in the data folder")
+    blobs: str = Field(
+        "", description="where pictures and uploads are kept: s3://bucket/prefix; empty: in the data folder"
+    )
     bundles: Annotated[tuple[Path, ...], NoDecode] = Field(
         (default_bundle_folder(),),
         min_length=1,
@@ -82,6 +88,13 @@ class Settings(BaseSettings):
             raise ValueError("this is no URL of a Redis: write it as redis://redis:6379/0")
         return value
 
+    @field_validator("blobs")
+    @classmethod
+    def _is_bucket(cls, value: str) -> str:
+        if value:
+            bucket_of(value)
+        return value
+
     @classmethod
     def read(cls, environment: Mapping[str, str] | None = None, **given: Any) -> Self:
         """The settings of the environment, with what the command line gave on top. Raises SettingsError."""
@@ -90,7 +103,7 @@ class Settings(BaseSettings):
     @property
     def database_url(self) -> str:
         """The database that is used."""
-        return self.database or f"sqlite:///{(self.data / 'roadmatch.db').absolute()}"
+        return self.database or f"sqlite:///{(self.data / DATABASE).absolute()}"
 
     @property
     def threads(self) -> int:

@@ -101,6 +101,7 @@ def _environment(settings: Settings) -> dict[str, str]:
     given = {
         "data": settings.data.absolute(),
         "database": settings.database,
+        "blobs": settings.blobs,
         "bundles": ":".join(str(folder.absolute()) for folder in settings.bundles),
         "cpus": max(1, settings.threads // settings.workers),
         "nice": settings.nice,

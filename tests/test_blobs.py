@@ -1,4 +1,4 @@
-"""roadmatch.blobs: pictures in a folder."""
+"""roadmatch.blobs: pictures in a folder and in a bucket."""
 
 import os
 import signal
@@ -6,12 +6,28 @@ import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from roadmatch.blobs import FolderBlobs
+from roadmatch.blobs import Blobs, FolderBlobs, open_blobs
 from roadmatch.errors import BlobMissing, StorageFull, StoreUnavailable
+from tests.s3 import S3Server, s3, s3_server
+
+__all__ = ["s3", "s3_server"]
+
+Open = Callable[[], Blobs]
+
+
+@pytest.fixture(params=["folder", "bucket"])
+def opened(request: pytest.FixtureRequest, tmp_path: Path) -> Open:
+    """Opens one empty place for pictures again and again: a folder, and a bucket."""
+    if request.param == "folder":
+        return lambda: FolderBlobs(tmp_path / "blobs")
+    server: S3Server = request.getfixturevalue("s3")
+    address = f"s3://{server.bucket()}/shop/test"
+    return lambda: open_blobs(address, tmp_path / "unused")
 
 
 def files(folder: Path) -> list[Path]:
@@ -23,13 +39,43 @@ def make_old(path: Path, seconds: float) -> None:
     os.utime(path, (at, at))
 
 
-@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 5000])
-def test_what_is_put_is_read(tmp_path: Path, data: bytes) -> None:
-    blobs = FolderBlobs(tmp_path / "blobs")
+@pytest.mark.parametrize("data", [b"", b"x", bytes(range(256)) * 50_000])
+def test_what_is_put_is_read(opened: Open, data: bytes) -> None:
+    blobs = opened()
     key = blobs.put(data)
     assert blobs.read(key) == data
-    assert FolderBlobs(tmp_path / "blobs").read(key) == data
+    assert opened().read(key) == data
     assert blobs.put(data) != key  # the same bytes again are another blob: each has one owner
+
+
+def test_a_deleted_blob_is_gone_and_may_be_deleted_again(opened: Open) -> None:
+    blobs = opened()
+    key, other = blobs.put(b"picture"), blobs.put(b"other")
+    blobs.delete(key)
+    blobs.delete(key)
+    assert list(blobs.keys_older_than(-1)) == [other]
+    with pytest.raises(BlobMissing):
+        blobs.read(key)
+
+
+@pytest.mark.parametrize("key", ["", ".", "../../etc/passwd", "a" * 31, "a" * 33, "A" * 32, "a" * 32 + "\n", "/" * 32])
+def test_a_key_cannot_leave_its_place(opened: Open, key: str) -> None:
+    blobs = opened()
+    for use in (blobs.read, blobs.delete):
+        with pytest.raises(ValueError, match="not a key"):
+            use(key)
+
+
+def test_threads_put_at_once(opened: Open) -> None:
+    blobs = opened()
+    keys: list[str] = []
+    threads = [threading.Thread(target=lambda: keys.extend(blobs.put(b"x") for _ in range(20))) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(keys)) == 80
+    assert set(blobs.keys_older_than(-1)) == set(keys)
 
 
 def test_files_are_for_their_owner_only_and_none_is_left_over(tmp_path: Path) -> None:
@@ -39,24 +85,6 @@ def test_files_are_for_their_owner_only_and_none_is_left_over(tmp_path: Path) ->
     assert file == tmp_path / "blobs" / key[:2] / key[2:4] / key
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "blobs").stat().st_mode) == 0o700
-
-
-def test_a_deleted_blob_is_gone_and_may_be_deleted_again(tmp_path: Path) -> None:
-    blobs = FolderBlobs(tmp_path)
-    key = blobs.put(b"picture")
-    blobs.delete(key)
-    blobs.delete(key)
-    assert files(tmp_path) == []
-    with pytest.raises(BlobMissing):
-        blobs.read(key)
-
-
-@pytest.mark.parametrize("key", ["", ".", "../../etc/passwd", "a" * 31, "a" * 33, "A" * 32, "a" * 32 + "\n", "/" * 32])
-def test_a_key_cannot_leave_the_folder(tmp_path: Path, key: str) -> None:
-    blobs = FolderBlobs(tmp_path)
-    for use in (blobs.read, blobs.delete):
-        with pytest.raises(ValueError, match="not a key"):
-            use(key)
 
 
 def test_blobs_are_listed_once_they_are_old(tmp_path: Path) -> None:
@@ -131,14 +159,3 @@ def test_a_folder_that_cannot_be_used_is_unavailable(tmp_path: Path) -> None:
     (tmp_path / "blobs").rmdir()
     with pytest.raises(StoreUnavailable):
         blobs.put(b"picture")
-
-
-def test_threads_put_at_once(tmp_path: Path) -> None:
-    blobs = FolderBlobs(tmp_path)
-    keys: list[str] = []
-    threads = [threading.Thread(target=lambda: keys.extend(blobs.put(b"x") for _ in range(50))) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(keys)) == len(files(tmp_path)) == 200

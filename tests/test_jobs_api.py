@@ -115,7 +115,7 @@ def test_an_import_is_a_job_with_an_address_and_its_bytes_wait_for_a_worker(
     assert (job["position"], job["total"], job["cancel_requested"]) == (0, None, False)
     source = claimed(service.database).job.source
     assert {name: source[name] for name in ("kind", "labels")} == {"kind": "zip", "labels": "folder"}
-    assert service.uploads.path(source["upload"]).read_bytes() == b"PK" + bytes(3_000_000)
+    assert (service.uploads.folder / source["upload"]).read_bytes() == b"PK" + bytes(3_000_000)
     assert source["upload"] not in json.dumps(job)
 
 
@@ -233,7 +233,7 @@ def test_many_items_are_deleted_by_a_job(client: TestClient, service: Service) -
     assert job["total"] == 100_000
     source = claimed(service.database).job.source
     assert source.keys() == {"kind", "upload"}
-    assert service.uploads.path(source["upload"]).read_text().splitlines() == many
+    assert (service.uploads.folder / source["upload"]).read_text().splitlines() == many
     for ids in ([], ["a/b"], ["x" * 129], [*many, "one-more"], "a", [1], None):
         assert_problem(client.request("DELETE", ITEMS, json={"ids": ids}), 422)
     assert_problem(client.request("DELETE", ITEMS), 422)

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from roadmatch import bundle as bundles
-from roadmatch.blobs import FolderBlobs
+from roadmatch.blobs import open_blobs
 from roadmatch.embedding import Encoder, open_encoder
 from roadmatch.errors import StoreError
 from roadmatch.gallery.items import GalleryStore
@@ -18,6 +18,7 @@ from roadmatch.jobs.decoding import Decoders
 from roadmatch.jobs.fetch import fetcher
 from roadmatch.jobs.run import Runner
 from roadmatch.jobs.sources import Places
+from roadmatch.jobs.uploads import open_uploads
 from roadmatch.store.database import open_database
 from worker.settings import Settings
 
@@ -32,16 +33,17 @@ def open_runner(settings: Settings) -> Runner:
     settings.data.mkdir(parents=True, exist_ok=True)
     database = open_database(settings.database_url)
     trace = _failpoint(settings.failpoint)
+    blobs = open_blobs(settings.blobs, settings.data / "pictures")
+    uploads = open_uploads(settings.blobs, settings.data)
     return Runner(
-        store=GalleryStore(database, FolderBlobs(settings.data / "pictures"), trace),
+        store=GalleryStore(database, blobs, trace),
         encoders={one.id: open_encoder(one, device=settings.device, cpus=settings.threads) for one in loaded},
         decoders=partial(_decoders, settings.threads),
-        places=Places(
-            settings.data / "uploads", settings.import_folders, fetcher(settings.hosts) if settings.hosts else None
-        ),
+        places=Places(uploads.folder, settings.import_folders, fetcher(settings.hosts) if settings.hosts else None),
         cpus=settings.threads,
         give_up=partial(os._exit, 70),  # what started this worker starts another
         trace=trace,
+        uploads=uploads,
     )
 
 

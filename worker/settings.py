@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from roadmatch.blobs import bucket_of
 from roadmatch.bundle import default_bundle_folder
 from roadmatch.errors import RoadmatchError
 
@@ -41,6 +42,9 @@ class Settings(BaseSettings):
 
     data: Path = Field(Path("roadmatch-data"), description="folder of the database and the pictures")
     database: str = Field("", description="database URL; empty: SQLite in the data folder")
+    blobs: str = Field(
+        "", description="where pictures and uploads are kept: s3://bucket/prefix; empty: in the data folder"
+    )
     bundles: Annotated[tuple[Path, ...], NoDecode] = Field((default_bundle_folder(),), min_length=1)
     cpus: int = Field(0, ge=0, le=1024, description="threads for embedding and decoding; 0: all cores")
     device: Literal["cpu", "cuda"] = Field("cpu", description="where pictures are embedded")
@@ -60,6 +64,13 @@ class Settings(BaseSettings):
     def _is_redis(cls, value: str) -> str:
         if value and not re.match(r"rediss?://.", value):  # the value may hold a password, so it is not shown
             raise ValueError("this is no URL of a Redis: write it as redis://redis:6379/0")
+        return value
+
+    @field_validator("blobs")
+    @classmethod
+    def _is_bucket(cls, value: str) -> str:
+        if value:
+            bucket_of(value)
         return value
 
     @classmethod

@@ -126,8 +126,8 @@ def delete(database: Database, blobs: Blobs, name: str) -> None:
         connection.execute(delete_rows(changes).where(changes.c.gallery_id == gallery_id))
         connection.execute(delete_rows(galleries).where(galleries.c.id == gallery_id))
     database.checkpoint()
-    for key in blob_keys:
-        with suppress(StoreUnavailable):  # left to the sweep
+    with suppress(StoreUnavailable):  # this one and the rest are left to the sweep
+        for key in blob_keys:
             blobs.delete(key)
 
 

@@ -53,6 +53,6 @@ def pictures_of_write(blobs: Blobs, trace: Callable[[str], None]) -> Iterator[Pi
 
 def delete_pictures(blobs: Blobs, keys: Iterable[str]) -> None:
     """Delete pictures that no row names any more; what cannot be deleted now is left to the sweep."""
-    for key in keys:
-        with suppress(StoreUnavailable):
+    with suppress(StoreUnavailable):  # at the first of them: each would wait for a bucket that does not answer
+        for key in keys:
             blobs.delete(key)

@@ -41,6 +41,8 @@ log = logging.getLogger("roadmatch.jobs")
 
 MOST_ENTRIES, _MOST_BYTES = 64, 64_000_000
 """Of a chunk: what is in memory of a job, and what a kill costs."""
+_MOST_UNCHANGED = 1_000
+"""Entries of a chunk that were only looked at: what is looked at again after a kill, some tenths of a second."""
 _DELETED_AT_ONCE = 500
 _SLICE_S = 5.0
 """So long a job goes on before it makes room for one that has had less."""
@@ -60,6 +62,7 @@ class Runner:
     stop: set when this process shall end; the job then goes back to the queue after its chunk. chunk_s: seconds in
     which each chunk has to be committed; after them the job goes back as failed once, and give_up is called, which
     ends the process where there is one to start it anew: a thread that hangs can be ended in no other way.
+    uploads: where they are kept, if not in the folder of `places`.
     """
 
     store: GalleryStore
@@ -110,25 +113,32 @@ class Runner:
         return self.uploads or FolderUploads(self.places.uploads)
 
     def _read_and_work(self, claim: Claim, alive: "_Alive") -> tuple[State, str | None]:
-        """Work on it with its upload at hand."""
+        """Work on it with its upload at hand, for at least as long as it took to get that."""
         if "upload" not in claim.job.source:
-            return self._work(claim, alive)
+            return self._work(claim, alive, _SLICE_S)
         started = time.monotonic()
-        with self._uploads().at_hand(claim.job.source["upload"], lambda: self.stop.is_set() or alive.cancel.is_set()) as whole:
+        with self._uploads().at_hand(claim.job.source["upload"], partial(self._given_up, alive)) as whole:
             if not whole:
                 return (State.CANCELLED if alive.cancel.is_set() else State.QUEUED), None
-            return self._work(claim, alive, at_least_s=time.monotonic() - started)
+            return self._work(claim, alive, max(_SLICE_S, time.monotonic() - started))
 
-    def _work(self, claim: Claim, alive: "_Alive", at_least_s: float = 0.0) -> tuple[State, str | None]:
+    def _given_up(self, alive: "_Alive") -> bool:
+        """Asked at each block of the upload, so the job moves on."""
+        alive.moved = time.monotonic()
+        return alive.cancel.is_set() or self.stop.is_set()
+
+    def _work(self, claim: Claim, alive: "_Alive", slice_s: float) -> tuple[State, str | None]:
         try:
             gallery = _gallery_of(self, claim.job)
             chunks = self._deletions if claim.job.kind is Kind.DELETE else self._imports
             with closing(chunks(claim, gallery)) as committed:
-                return self._until_end(claim, alive, committed)
+                return self._until_end(claim, alive, committed, slice_s)
         except (GalleryNotFound, GalleryChanged, SourceError) as error:
             return State.FAILED, str(error)
 
-    def _until_end(self, claim: Claim, alive: "_Alive", chunks: Iterator[Job]) -> tuple[State, str | None]:
+    def _until_end(
+        self, claim: Claim, alive: "_Alive", chunks: Iterator[Job], slice_s: float
+    ) -> tuple[State, str | None]:
         started = time.monotonic()
         for job in chunks:
             alive.moved = time.monotonic()
@@ -136,26 +146,29 @@ class Runner:
                 return State.CANCELLED, None
             if self.stop.is_set():
                 return State.QUEUED, None
-            if time.monotonic() - started > _SLICE_S and queue.others_turn(self.store.database, claim, job.position):
+            if time.monotonic() - started > slice_s and queue.others_turn(self.store.database, claim, job.position):
                 return State.QUEUED, None
         return State.SUCCEEDED, None
 
     def _deletions(self, claim: Claim, gallery: Gallery) -> Generator[Job, None, None]:
-        with entries(claim.job.source, self.places, claim.job.position) as found:
+        at = claim.job.position
+        with entries(claim.job.source, self.places, at) as found:
             while some := list(islice(found, _DELETED_AT_ONCE)):
                 ids = [entry.item_id for entry in some if isinstance(entry, Entry)]
                 failed = [entry for entry in some if isinstance(entry, Failure)]
                 wanted = list(dict.fromkeys(ids))
-                yield self._committed(partial(_delete, self, claim, gallery, wanted, len(ids), failed))
+                job = self._committed(partial(_delete, self, claim, gallery, at, wanted, len(ids), failed))
+                at = job.position
+                yield job
 
     def _imports(self, claim: Claim, gallery: Gallery) -> Generator[Job, None, None]:
-        encoder = self.encoders[gallery.bundle]
+        encoder, at = self.encoders[gallery.bundle], claim.job.position
         if claim.job.total is None:
             total = counted(claim.job.source, self.places)
             if total is not None:
                 queue.count(self.store.database, claim, total)
         with (
-            entries(claim.job.source, self.places, claim.job.position) as found,
+            entries(claim.job.source, self.places, at) as found,
             self.decoders(encoder) as decoders,
             ThreadPoolExecutor(1, "decoding") as ahead,
             ThreadPoolExecutor(self.cpus, "embedding") as embedding,
@@ -169,7 +182,9 @@ class Runner:
                 )
                 self.trace("embedded")
                 wanted = [one.wanted(vector, b) for one, (vector, b) in zip(chunk.decoded, vectors, strict=True)]
-                yield self._committed(partial(_put, self, claim, gallery, wanted, chunk))
+                job = self._committed(partial(_put, self, claim, gallery, at, wanted, chunk))
+                at = job.position
+                yield job
 
     def _committed(self, write: Callable[[], Job]) -> Job:
         """Write a chunk, in spite of a database that is away for a while."""
@@ -223,18 +238,23 @@ class _Reader:
     decoders: Decoders
 
     def next_chunk(self) -> _Chunk | None:
-        """None behind the last entry."""
-        taken, failures = self._read()
-        if not taken and not failures:
+        """None behind the last entry. The unchanged make no chunks of 64: a commit takes longer than their looks."""
+        unchanged = 0
+        while True:
+            taken, failures = self._read()
+            fresh = self._changed(taken)
+            unchanged += len(taken) - len(fresh)
+            if fresh or failures or not taken or unchanged >= _MOST_UNCHANGED:
+                break
+        if not (fresh or failures or unchanged):
             return None
-        fresh = self._changed(taken)
         decoded = []
         for (entry, data, digest), result in zip(fresh, self.decoders.decode([one[1] for one in fresh]), strict=True):
             if isinstance(result, ImageError):
                 failures.append(_failure(entry, result))
             else:
                 decoded.append(_Picture(entry, data, digest, result))
-        return _Chunk(decoded, len(taken) - len(fresh), failures)
+        return _Chunk(decoded, unchanged, failures)
 
     def _read(self) -> tuple[list[tuple[Entry, bytes, str]], list[Failure]]:
         taken: list[tuple[Entry, bytes, str]] = []
@@ -312,29 +332,35 @@ def _give_up(runner: Runner, claim: Claim) -> None:
     runner.give_up()
 
 
-def _put(runner: Runner, claim: Claim, gallery: Gallery, wanted: Sequence[Wanted], chunk: _Chunk) -> Job:
-    """The chunk's one transaction."""
+def _put(runner: Runner, claim: Claim, gallery: Gallery, at: int, wanted: Sequence[Wanted], chunk: _Chunk) -> Job:
+    """The chunk's one transaction. at: the job's position before it."""
     moved: list[Job] = []
 
     def also(connection: Connection, puts: Sequence[Put]) -> None:
         unchanged = chunk.unchanged + sum(put.outcome is Outcome.UNCHANGED for put in puts)
         done = len(puts) + chunk.unchanged - unchanged
         progress = Progress(done, unchanged, chunk.failures)
-        moved.append(queue.advance(connection, claim, progress, lease_s=runner.lease_s))
+        moved.append(queue.advance(connection, claim, progress, at=at, lease_s=runner.lease_s))
 
     items.put_many(runner.store, gallery, wanted, also)
     return moved[-1]
 
 
 def _delete(
-    runner: Runner, claim: Claim, gallery: Gallery, wanted: Sequence[str], count: int, failed: Sequence[Failure]
+    runner: Runner,
+    claim: Claim,
+    gallery: Gallery,
+    at: int,
+    wanted: Sequence[str],
+    count: int,
+    failed: Sequence[Failure],
 ) -> Job:
     """An item that is not there is as it shall be. count: entries with an id, repeated ones too."""
     moved: list[Job] = []
 
     def also(connection: Connection, deleted: Sequence[str]) -> None:
         progress = Progress(len(deleted), count - len(deleted), failed)
-        moved.append(queue.advance(connection, claim, progress, lease_s=runner.lease_s))
+        moved.append(queue.advance(connection, claim, progress, at=at, lease_s=runner.lease_s))
 
     items.delete_many(runner.store, gallery, wanted, also)
     return moved[-1]

@@ -3,23 +3,21 @@
 import errno
 import hashlib
 import os
-import re
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Set
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator, Set
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import anyio
 import anyio.to_thread
 
-from roadmatch.blobs import disk_failures
+from roadmatch.blobs import bucket_of, disk_failures
+from roadmatch.blobs.keys import checked, is_key, new_key
 
 T = TypeVar("T")
-_KEY = re.compile(r"[0-9a-f]{32}")
 _PART = ".part"
 _BLOCK = 1_000_000
 """Bytes that are written at a time: each write is a thread's turn."""
@@ -36,18 +34,12 @@ class Upload:
     size: int
 
 
-class Uploads:
-    """Files of a folder under random keys, readable by their owner only."""
+class Uploads(Protocol):
+    """Where uploads are kept, under random keys."""
 
-    def __init__(self, folder: Path, *, spare: int = 200_000_000) -> None:
-        """folder: made if it is not there; spare: bytes of its disk that are left to the database and the pictures.
-
-        Raises StoreUnavailable.
-        """
-        self._folder = folder
-        self._spare = spare
-        with _failures():
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    @property
+    def folder(self) -> Path:
+        """Where those lie that are at hand, each under its key."""
 
     async def write(self, chunks: AsyncIterator[bytes], *, expected: int = 0) -> Upload:
         """Keep what comes, durably; what is not complete leaves nothing behind.
@@ -55,7 +47,52 @@ class Uploads:
         expected: bytes that are announced. Raises StorageFull, also before anything came where it cannot fit,
         StoreUnavailable, and what `chunks` raises.
         """
-        key = secrets.token_hex(16)
+
+    def at_hand(self, key: str, given_up: Callable[[], bool]) -> AbstractContextManager[bool]:
+        """In the block a file of `folder` is the upload, if it is kept at all -> False where it was given up.
+
+        given_up: asked now and then while it is fetched. Raises StorageFull, StoreUnavailable.
+        """
+
+    def delete(self, key: str) -> None:
+        """Delete the bytes of a key, if they are there; raises StoreUnavailable."""
+
+    def sweep(self, known: Set[str], older_than_s: float) -> int:
+        """Delete what no job needs and what was left unfinished -> how many; raises StoreUnavailable.
+
+        known: keys that jobs need, asked for before this. older_than_s: age below which an upload stays, because its
+        job is committed after it.
+        """
+
+
+def open_uploads(address: str, data: Path) -> Uploads:
+    """Uploads in the bucket of that address, or in the data folder where it is empty. Raises StoreUnavailable.
+
+    The bucket is one that pictures are in: it was tried out.
+    """
+    if not address:
+        return FolderUploads(data / "uploads")
+    from roadmatch.jobs.bucket_uploads import BucketUploads  # needs a package that few have
+
+    return BucketUploads(bucket_of(address), data / "spool")
+
+
+class FolderUploads:
+    """Files of a folder under random keys, readable by their owner only."""
+
+    def __init__(self, folder: Path, *, spare: int = 200_000_000) -> None:
+        """folder: made if it is not there; spare: bytes of its disk that are left to the database and the pictures.
+
+        Raises StoreUnavailable.
+        """
+        self.folder = folder
+        self._spare = spare
+        with _failures():
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def write(self, chunks: AsyncIterator[bytes], *, expected: int = 0) -> Upload:
+        """Keep what comes, durably; raises StorageFull, StoreUnavailable, and what `chunks` raises."""
+        key = new_key()
         file = await _in_a_thread(partial(_File, self.path(key), self._spare, expected))
         try:
             held = bytearray()
@@ -74,9 +111,12 @@ class Uploads:
 
     def path(self, key: str) -> Path:
         """Where the bytes of a key lie. Raises ValueError for what is no key."""
-        if not _KEY.fullmatch(key):  # whatever comes from outside cannot leave the folder
-            raise ValueError(f"not a key of an upload: {key!r}")
-        return self._folder / key
+        return self.folder / checked(key, "an upload")
+
+    @contextmanager
+    def at_hand(self, key: str, given_up: Callable[[], bool]) -> Iterator[bool]:  # noqa: ARG002
+        """It is there already."""
+        yield True
 
     def delete(self, key: str) -> None:
         """Delete the bytes of a key, if they are there; raises StoreUnavailable."""
@@ -84,15 +124,11 @@ class Uploads:
             self.path(key).unlink(missing_ok=True)
 
     def sweep(self, known: Set[str], older_than_s: float) -> int:
-        """Delete what no job needs and what was left unfinished -> how many; raises StoreUnavailable.
-
-        known: keys that jobs need, asked for before this. older_than_s: age below which a file stays, because its job
-        is committed after it.
-        """
+        """Delete what no job needs and what was left unfinished -> how many; raises StoreUnavailable."""
         youngest, count = time.time() - older_than_s, 0
         with _failures():
-            for path in self._folder.iterdir():
-                ours = _KEY.fullmatch(path.name.removesuffix(_PART))
+            for path in self.folder.iterdir():
+                ours = is_key(path.name.removesuffix(_PART))
                 with suppress(FileNotFoundError):  # renamed or deleted meanwhile
                     if ours and path.name not in known and path.stat().st_mtime <= youngest:
                         path.unlink()

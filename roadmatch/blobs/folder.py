@@ -1,40 +1,19 @@
-"""Bytes of pictures under random keys: a folder, later a bucket."""
+"""Pictures as files of a folder."""
 
 import errno
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
+from roadmatch.blobs.keys import checked, is_key, new_key
 from roadmatch.errors import BlobMissing, StorageFull, StoreUnavailable
 
-_KEY = re.compile(r"[0-9a-f]{32}")
 _TEMPORARY = re.compile(r"[0-9a-f]{32}\.part")
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-
-
-class Blobs(Protocol):
-    """Where pictures are kept. A key names the same bytes for ever and is never given twice."""
-
-    def put(self, data: bytes) -> str:
-        """Keep the bytes, durably -> their key; raises StorageFull, StoreUnavailable and then keeps nothing."""
-
-    def read(self, key: str) -> bytes:
-        """The bytes of a key; raises BlobMissing, StoreUnavailable."""
-
-    def delete(self, key: str) -> None:
-        """Delete the bytes of a key, if they are there; raises StoreUnavailable."""
-
-    def keys_older_than(self, seconds: float) -> Iterator[str]:
-        """Keys that were put at least so long ago."""
-
-    def delete_temporaries(self, seconds: float) -> int:
-        """Delete what writes left unfinished at least so long ago -> how many."""
 
 
 class FolderBlobs:
@@ -48,7 +27,12 @@ class FolderBlobs:
 
     def put(self, data: bytes) -> str:
         """Keep the bytes, durably -> their key, 128 random bits in hex; raises StorageFull, StoreUnavailable."""
-        key = secrets.token_hex(16)
+        key = new_key()
+        self.put_as(key, data)
+        return key
+
+    def put_as(self, key: str, data: bytes) -> None:
+        """Keep the bytes under the key that they had elsewhere, durably; raises StorageFull, StoreUnavailable."""
         path = self._path(key)
         temporary = path.with_suffix(".part")
         with _failures():
@@ -62,7 +46,6 @@ class FolderBlobs:
                     temporary.unlink(missing_ok=True)
                     path.unlink(missing_ok=True)
                 raise
-        return key
 
     def read(self, key: str) -> bytes:
         """The bytes of a key; raises BlobMissing, StoreUnavailable."""
@@ -79,7 +62,7 @@ class FolderBlobs:
 
     def keys_older_than(self, seconds: float) -> Iterator[str]:
         """Keys that were put at least so long ago, in no particular order."""
-        return (path.name for path in self._files_older_than(seconds) if _KEY.fullmatch(path.name))
+        return (path.name for path in self._files_older_than(seconds) if is_key(path.name))
 
     def delete_temporaries(self, seconds: float) -> int:
         """Delete what writes left unfinished at least so long ago -> how many."""
@@ -92,9 +75,7 @@ class FolderBlobs:
         return count
 
     def _path(self, key: str) -> Path:
-        if not _KEY.fullmatch(key):  # whatever comes from outside cannot leave the folder
-            raise ValueError(f"not a key of a blob: {key!r}")
-        return self._folder / key[:2] / key[2:4] / key
+        return self._folder / key[:2] / key[2:4] / checked(key, "a blob")
 
     def _make_folders(self, folder: Path) -> None:
         """folder: of the second level; a new one outlasts a power cut only once its parent is synced."""
