@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import onnx
-import openvino
 import pytest
 import torch
 
@@ -17,6 +16,7 @@ from roadmatch.embedding import Encoder, open_encoder
 from roadmatch.embedding.engine import Pixels
 from roadmatch.embedding.openvino_engine import OpenvinoEngine, agree, use_scalars
 from roadmatch.embedding.torch_engine import TorchEngine
+from roadmatch.embedding.unreported import openvino
 from roadmatch.errors import BundleCorrupt, BundleUnsupported, ImageTooLarge, UnsupportedImage
 from roadmatch.images import Limits, read_pixels
 from roadmatch.scoring import Vector, background_level, similarity
@@ -328,3 +328,18 @@ encoder.encode(Path({str(tmp_path / "picture")!r}).read_bytes())
 print(sorted({{"torch", "timm", "onnx", "torchvision"}} & set(sys.modules)))
 """
     assert _run(program) == "[]"
+
+
+def test_nothing_is_reported_to_anybody_on_the_internet(tmp_path: Path) -> None:
+    program = """
+import sys
+seen = []
+sys.addaudithook(lambda event, given: seen.append(event) if event.startswith(("socket.", "urllib.")) else None)
+import roadmatch.embedding.openvino_engine, time
+time.sleep(0.5)
+print(seen)
+"""
+    environment = {"PATH": "/usr/bin:/bin", "HOME": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=True)
+    assert done.stdout == "[]\n"
+    assert list(tmp_path.iterdir()) == []

@@ -6,10 +6,9 @@ from threading import Lock
 from typing import Any, Protocol
 
 import numpy as np
-import openvino
-from openvino import opset13
 
 from roadmatch.embedding.engine import Pixels, checked_pixels, checked_vector
+from roadmatch.embedding.unreported import openvino, opset13
 from roadmatch.errors import BundleCorrupt
 from roadmatch.scoring import Vector
 
