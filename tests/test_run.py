@@ -441,3 +441,17 @@ def test_a_job_that_gets_on_is_not_given_up(runner: Runner, pets: Gallery, photo
     import_of(slow, pets, photos)
     assert run_next(slow).state is State.SUCCEEDED
     assert not given_up.is_set()
+
+
+def test_what_is_unchanged_is_noted_many_entries_at_a_time(
+    runner: Runner, pets: Gallery, photos: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import_of(runner, pets, photos)
+    run_next(runner)
+    committed: list[str] = []
+    monkeypatch.setattr(run, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(run, "_MOST_UNCHANGED", 4)
+    import_of(runner, pets, photos)
+    job = run_next(replace(runner, trace=committed.append))
+    assert (job.unchanged, job.failed) == (PICTURES, 2)
+    assert committed.count("chunk_committed") <= 2 + PICTURES // 4 + 1

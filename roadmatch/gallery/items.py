@@ -310,9 +310,9 @@ def _write_all(
         return [_unchanged(one) for one in rewrites]
     with pictures_of_write(store.blobs, store.trace) as pictures:
         if gallery.keep is Keep.ORIGINAL:
-            for plan in (one.plan for one in changed):
-                for image in (*plan.added, *(new for _, new in plan.regained(gallery.keep))):
-                    pictures.put(image)
+            plans_made = [one.plan for one in changed]
+            regained = (new for plan in plans_made for _, new in plan.regained(gallery.keep))
+            pictures.put_all([*(image for plan in plans_made for image in plan.added), *regained])
         with store.database.write() as connection:
             row = _locked(connection, gallery)
             rewrites = _rewrites(connection, gallery, plans)
