@@ -217,11 +217,12 @@ class Service:
         checks.record(gallery.id, generation, threshold, check, now_s=now, took_s=now - started)
 
     def keep_house(self) -> None:
-        """Until the service ends: self-checks every second, a sweep of orphaned pictures every hour."""
+        """Until the service ends: self-checks and cancelled jobs each second, a sweep of orphans each hour."""
         swept = 0.0
         while not self._ended.wait(1.0):
             try:
                 self.check_galleries()
+                queue.end_cancelled(self.database)
                 if time.monotonic() - swept >= self.settings.sweep_s:
                     swept = time.monotonic()
                     sweep(self.store, grace_s=self.settings.sweep_s)

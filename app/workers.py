@@ -16,6 +16,8 @@ _LOOK_S = 1.0
 _IDLE_S = 60
 """A worker without a job for so long ends; the next job starts one in a second."""
 _LONGEST_PAUSE_S = 60.0
+_WELL_S = 60.0
+"""A worker that lived for so long has not failed at its start, and the next one is started at once."""
 
 
 class Workers:
@@ -28,7 +30,7 @@ class Workers:
         self._woken = threading.Event()
         self._ended = threading.Event()
         self._failures = 0
-        self._not_before = 0.0
+        self._not_before = self._started = 0.0
         self._thread = threading.Thread(target=self._tend, name="workers", daemon=True)
         if settings.workers:
             self._thread.start()
@@ -74,6 +76,7 @@ class Workers:
             log.warning("%s", error)
             return
         while free and len(self._processes) < self._settings.workers:
+            self._started = time.monotonic()
             self._processes.append(
                 subprocess.Popen(
                     [sys.executable, "-m", "worker", "--stdin", "--idle-s", str(_IDLE_S)],
@@ -90,6 +93,8 @@ class Workers:
             if process.returncode == 0:
                 self._failures = 0
                 continue
+            if time.monotonic() - self._started >= _WELL_S:
+                self._failures = 0
             self._failures += 1
             pause = min(_LONGEST_PAUSE_S, 2.0 ** (self._failures - 1))
             self._not_before = time.monotonic() + pause

@@ -43,6 +43,22 @@ Sha256 = Annotated[str, Field(pattern=r"\A[0-9a-f]{64}\z")]
 Three = tuple[float, float, float]
 
 
+class Head(BaseModel):
+    """What comes between the backbone's features and the embedding; by default nothing."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    pooling: Literal["own", "avg", "max", "gem"] = Field(
+        default="own",
+        description="own: as timm has it for the architecture (average, class token, attention); "
+        "the others need a feature map",
+    )
+    layer_norm: bool = Field(default=False, description="of the pooled features, without weights of its own")
+    dimension: Annotated[int, Field(ge=2, le=65_536)] | None = Field(
+        default=None, description="of a linear projection; none: no projection"
+    )
+
+
 class Manifest(BaseModel):
     """What a bundle says of itself; every file beside it is listed with its sha256."""
 
@@ -52,6 +68,7 @@ class Manifest(BaseModel):
     name: Annotated[str, Field(pattern=rf"\A{NAME}\z")]
     architecture: Annotated[str, Field(pattern=r"\A[A-Za-z0-9_]{1,128}\z")]
     """A name of timm's own list."""
+    head: Head = Head()
     preprocessing: Preprocessing
     mean: Three
     std: Three
@@ -83,6 +100,8 @@ class Manifest(BaseModel):
     def to_bytes(self) -> bytes:
         """manifest.json: one spelling, so that equal bundles have equal ids, sealed by the sha256 of all the rest."""
         content = self.model_dump(mode="json")
+        if self.head == Head():  # so that a bundle without a head has the id that it had before there were heads
+            del content["head"]
         return _json_bytes({**content, _SEAL: hashlib.sha256(_json_bytes(content)).hexdigest()})
 
 
@@ -149,6 +168,7 @@ def write(
     files: Mapping[str, bytes | Path],
     background: Vector,
     operating_points: OperatingPoints | None = None,
+    head: Head | None = None,
 ) -> Bundle:
     """The bundle of these parts, written to `folder` as a whole; equal parts give equal bytes.
 
@@ -166,6 +186,7 @@ def write(
             format=FORMAT,
             name=name,
             architecture=architecture,
+            head=head or Head(),
             preprocessing=preprocessing,
             mean=mean,
             std=std,
@@ -231,6 +252,7 @@ def fitted(
         files={**kept, **(reports or {})},
         background=vectors,
         operating_points=operating_points,
+        head=manifest.head,
     )
 
 

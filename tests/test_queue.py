@@ -196,6 +196,21 @@ def test_jobs_are_listed_from_the_newest_on(database: Database, submit: Submit) 
     assert len(queue.list_(database, state=State.QUEUED, limit=10)) == 5
 
 
+def test_a_cancelled_job_whose_worker_died_ends_without_any_worker(database: Database, submit: Submit) -> None:
+    job, other = submit(), submit()
+    claim = claimed(database)
+    assert claim.job.id == job.id
+    queue.cancel(database, job.id)
+    assert queue.end_cancelled(database) == 0  # its worker lives
+    with database.write() as connection:
+        queue.advance(connection, claim, Progress(), lease_s=-1)
+    assert queue.end_cancelled(database) == 1
+    assert queue.get(database, job.id).state is State.CANCELLED
+    assert queue.get(database, other.id).state is State.QUEUED
+    with pytest.raises(LeaseLost):
+        advance(database, claim, done=1)
+
+
 def test_the_queue_tells_its_load(database: Database, submit: Submit) -> None:
     assert queue.load(database) == Load(dict.fromkeys(State, 0), 0, 0, 0, None)
     first, second, third = submit(), submit(), submit()

@@ -21,7 +21,7 @@ class TorchEngine:
         torch.backends.cuda.matmul.allow_tf32 = False
         torch.backends.cudnn.allow_tf32 = False
         manifest = bundle.manifest
-        backbone = build_backbone(manifest.architecture)
+        backbone = build_backbone(manifest.architecture, manifest.head)
         try:
             backbone.load_state_dict(safetensors.torch.load(bundle.file(MODEL)), strict=True)
         except RuntimeError as error:

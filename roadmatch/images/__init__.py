@@ -8,6 +8,25 @@ Every refusal is an ImageError whose class says what kind it is; nothing else is
 """
 
 from roadmatch.images.limits import Limits
-from roadmatch.images.reading import Picture, Preprocessing, decode, network_pixels, read_pixels, reencode
+from roadmatch.images.reading import (
+    Picture,
+    Preprocessing,
+    decode,
+    decode_square,
+    network_pixels,
+    read_pixels,
+    reencode,
+)
+from roadmatch.images.upright import Box
 
-__all__ = ["Limits", "Picture", "Preprocessing", "decode", "network_pixels", "read_pixels", "reencode"]
+__all__ = [
+    "Box",
+    "Limits",
+    "Picture",
+    "Preprocessing",
+    "decode",
+    "decode_square",
+    "network_pixels",
+    "read_pixels",
+    "reencode",
+]

@@ -1,7 +1,10 @@
 """Bytes -> a decoded picture -> the square of pixels that the network sees."""
 
 import io
+import math
 import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,6 +18,7 @@ from roadmatch.images.colour import flatten, to_srgb
 from roadmatch.images.containers import Format, recognise
 from roadmatch.images.limits import Limits
 from roadmatch.images.trimmed import Trimmed
+from roadmatch.images.upright import Box, orientation_of, stored_box, upright
 
 # Pictures are decoded on as many threads as there are requests already; Pillow has no argument for it.
 AvifImagePlugin.DEFAULT_MAX_THREADS = 1
@@ -25,15 +29,6 @@ _RESAMPLING = {
     "bicubic": Image.Resampling.BICUBIC,
     "bilinear": Image.Resampling.BILINEAR,
     "lanczos": Image.Resampling.LANCZOS,
-}
-_UPRIGHT = {  # EXIF orientation -> what undoes it
-    2: Image.Transpose.FLIP_LEFT_RIGHT,
-    3: Image.Transpose.ROTATE_180,
-    4: Image.Transpose.FLIP_TOP_BOTTOM,
-    5: Image.Transpose.TRANSPOSE,
-    6: Image.Transpose.ROTATE_270,
-    7: Image.Transpose.TRANSVERSE,
-    8: Image.Transpose.ROTATE_90,
 }
 _JPEG_QUALITY = 90
 _PNG_COLOURS = 256  # drawings have few colours: PNG keeps them sharp, and small
@@ -68,6 +63,17 @@ class Picture:
     frames: int  # frames or pages; of a GIF or TIFF at least so many
 
 
+@dataclass(frozen=True)
+class _Opened:
+    """A file whose size is known; the pixels of a JPEG are not decoded yet."""
+
+    image: ImageFile
+    trimmed: Trimmed
+    orientation: int  # EXIF, 1 to 8
+    stored_size: tuple[int, int]
+    upright_size: tuple[int, int]
+
+
 def decode(data: bytes, *, reduce_to: int | None = None, limits: Limits = _DEFAULT_LIMITS) -> Picture:
     """The first picture in a file, in sRGB, upright, on white where it is transparent.
 
@@ -77,14 +83,42 @@ def decode(data: bytes, *, reduce_to: int | None = None, limits: Limits = _DEFAU
     """
     limits.check_bytes(len(data))
     known = recognise(data)
-    try:
-        return _decode(known, known.trim(data, limits), reduce_to, limits)
-    except ImageError:
-        raise
-    except Image.DecompressionBombError as error:
-        raise ImageTooLarge("picture has far too many pixels: send a smaller copy") from error
-    except Exception as error:  # the decoders raise nearly everything on some broken file
-        raise UnreadableImage(f"{known.name.upper()} cannot be decoded ({_reason(error)}): save it anew") from error
+    with _refused(known):
+        opened = _open(known, data, limits)
+        flat = _reduced(opened, 1 << _halvings(min(opened.image.size), reduce_to))
+        rgb = upright(to_srgb(flat, _profile(opened)), opened.orientation)
+        rgb.info = {}  # an encoder would write comments and profiles from it
+        frames = opened.trimmed.frames or int(getattr(opened.image, "n_frames", 1))
+        return Picture(rgb, known.name, *opened.upright_size, frames)
+
+
+def decode_square(
+    data: bytes,
+    choose: Callable[[int, int], Box],
+    size: int,
+    *,
+    interpolation: str = "bicubic",
+    limits: Limits = _DEFAULT_LIMITS,
+) -> Image.Image:
+    """One part of a picture as size x size pixels, mode RGB, in sRGB, upright, on white where it is transparent.
+
+    choose: width and height of the upright picture -> (left, top, right, bottom) of the part, pixels. It is called
+    before anything is decoded that the part decides on: the picture is halved up to three times while the part stays
+    at least size pixels long both ways. Raises as decode, and what choose raises.
+    """
+    limits.check_bytes(len(data))
+    known = recognise(data)
+    with _refused(known):
+        opened = _open(known, data, limits)
+    chosen = choose(*opened.upright_size)
+    with _refused(known):
+        box = stored_box(chosen, opened.orientation, opened.stored_size)
+        factor = 1 << _halvings(min(box[2] - box[0], box[3] - box[1]), size)
+        part, place = _cut_out(_reduced(opened, factor), box, factor)
+        square = to_srgb(part, _profile(opened)).resize((size, size), _RESAMPLING[interpolation], box=place)
+        rgb = upright(square, opened.orientation)
+        rgb.info = {}
+        return rgb
 
 
 def network_pixels(picture_rgb: Image.Image, rule: Preprocessing) -> NDArray[np.uint8]:
@@ -131,29 +165,53 @@ def reencode(data: bytes, *, longest_side: int | None = None, limits: Limits = _
     return encoded.getvalue(), "image/jpeg"
 
 
-def _decode(known: Format, trimmed: Trimmed, reduce_to: int | None, limits: Limits) -> Picture:
+@contextmanager
+def _refused(known: Format) -> Iterator[None]:
+    """Whatever goes wrong within, as an ImageError."""
+    try:
+        yield
+    except ImageError:
+        raise
+    except Image.DecompressionBombError as error:
+        raise ImageTooLarge("picture has far too many pixels: send a smaller copy") from error
+    except Exception as error:  # the decoders raise nearly everything on some broken file
+        raise UnreadableImage(f"{known.name.upper()} cannot be decoded ({_reason(error)}): save it anew") from error
+
+
+def _open(known: Format, data: bytes, limits: Limits) -> _Opened:
+    trimmed = known.trim(data, limits)
     image = known.decoder(io.BytesIO(trimmed.data))
     width, height = image.size
     limits.check_size(width, height)
-    factor = 1 << _halvings(min(width, height), reduce_to)
-    given = _draft(image, factor)
-    image.load()
-    orientation = _orientation(trimmed.exif or image.info.get("exif"))
-    profile = trimmed.icc or image.info.get("icc_profile")
-    frames = trimmed.frames or int(getattr(image, "n_frames", 1))
-    flat = flatten(image, trimmed.depth, trimmed.inverted)
-    if given < factor:
-        flat = flat.reduce(factor // given)
-    rgb = to_srgb(flat, profile if isinstance(profile, bytes) else b"")
-    if orientation in _UPRIGHT:
-        rgb = rgb.transpose(_UPRIGHT[orientation])
-    if orientation >= 5:
-        width, height = height, width
-    rgb.info = {}  # an encoder would write comments and profiles from it
-    return Picture(rgb, known.name, width, height, frames)
+    if not isinstance(image, JpegImageFile):  # which can still be told to reduce; a PNG's EXIF may be at its end
+        image.load()
+    orientation = orientation_of(trimmed.exif or image.info.get("exif"))
+    upright_size = (height, width) if orientation >= 5 else (width, height)
+    return _Opened(image, trimmed, orientation, (width, height), upright_size)
 
 
-def _halvings(shorter_side: int, reduce_to: int | None) -> int:
+def _reduced(opened: _Opened, factor: int) -> Image.Image:
+    """The whole picture as it is stored, flattened and smaller by the factor."""
+    given = _draft(opened.image, factor)
+    opened.image.load()
+    flat = flatten(opened.image, opened.trimmed.depth, opened.trimmed.inverted)
+    return flat.reduce(factor // given) if given < factor else flat
+
+
+def _profile(opened: _Opened) -> bytes:
+    profile = opened.trimmed.icc or opened.image.info.get("icc_profile")
+    return profile if isinstance(profile, bytes) else b""
+
+
+def _cut_out(reduced: Image.Image, box: Box, factor: int) -> tuple[Image.Image, Box]:
+    """The whole pixels that hold a box of the unreduced picture, and where in them it lies."""
+    left, top, right, bottom = (side / factor for side in box)
+    corner = math.floor(left), math.floor(top)
+    part = reduced.crop((*corner, math.ceil(right), math.ceil(bottom)))
+    return part, (left - corner[0], top - corner[1], right - corner[0], bottom - corner[1])
+
+
+def _halvings(shorter_side: float, reduce_to: int | None) -> int:
     """The largest h of 0 to 3 with shorter_side / 2^h >= reduce_to."""
     if reduce_to is None:
         return 0
@@ -171,30 +229,6 @@ def _draft(image: ImageFile, factor: int) -> int:
     given = round(width / drafted[1][2])
     assert factor % given == 0, f"asked to reduce by {factor}, the decoder took {given}"
     return given
-
-
-def _orientation(exif: object) -> int:
-    """The orientation 1 to 8 in an EXIF block; 1 where there is none or it is broken.
-
-    Pillow's own reader parses every tag, and warns or fails on blocks that real cameras write.
-    """
-    if not isinstance(exif, bytes):
-        return 1
-    tiff = exif.removeprefix(b"Exif\0\0")
-    order = {b"II": "<", b"MM": ">"}.get(tiff[:2])
-    if order is None:
-        return 1
-    try:
-        (directory,) = struct.unpack_from(f"{order}I", tiff, 4)
-        (count,) = struct.unpack_from(f"{order}H", tiff, directory)
-        for entry in range(directory + 2, directory + 2 + 12 * count, 12):
-            tag, kind = struct.unpack_from(f"{order}HH", tiff, entry)
-            if tag == 0x0112:
-                (value,) = struct.unpack_from(f"{order}I" if kind == 4 else f"{order}H", tiff, entry + 8)
-                return value if 1 <= value <= 8 else 1
-    except struct.error:
-        pass
-    return 1
 
 
 def _reason(error: Exception) -> str:

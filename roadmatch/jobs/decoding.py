@@ -36,6 +36,7 @@ PROGRAM = "roadmatch.jobs.decoding_child"
 WALL_S = 10.0
 _START_S = 60.0
 _DYING_S = 5.0
+_MOST_STARTS = 3
 _TOO_LONG = "picture takes too long to decode: save it anew as a baseline JPEG or a PNG"
 _TAKEN_OVER = "picture ended the decoder (it gave a senseless answer): save it anew"
 _DEFAULT_LIMITS = Limits()
@@ -103,6 +104,14 @@ class Decoders:
         self.close()
 
     def _decode(self, picture: bytes) -> Decoded | ImageError:
+        with suppress(_Killed):
+            return self._attempt(picture)
+        try:  # perhaps what others needed left it no memory
+            return self._attempt(picture)
+        except _Killed:
+            return UnreadableImage(TOO_LARGE)
+
+    def _attempt(self, picture: bytes) -> Decoded | ImageError:
         child = self._free.get()  # never waits: there are as many as threads
         try:
             self._limits.check_bytes(len(picture))
@@ -110,19 +119,33 @@ class Decoders:
                 child.end()
                 child = None
             if child is None:
-                child = _Child(self._command, self._shape)
+                child = self._new_child()
             return child.decode(picture, self._wall_s)
         except ImageError as error:
             return error
         finally:
             self._free.put(child)
 
+    def _new_child(self) -> "_Child":
+        for _ in range(_MOST_STARTS):
+            with suppress(_Killed):
+                return _Child(self._command, self._shape)
+        raise ChildProcessError(f"a decoding process was killed at its start, {_MOST_STARTS} times in a row")
+
+
+class _Killed(Exception):  # noqa: N818 - as the others in errors.py
+    """A child that decodes was killed, not by us: by the kernel, which ends what takes the last memory, or by hand."""
+
 
 class _Child:
     """A running process and our end of its socket; for one thread at a time."""
 
     def __init__(self, command: Sequence[str], shape: tuple[int, int, int]) -> None:
-        """Start it. Raises ChildProcessError where it does not come up, OSError where there are no processes left."""
+        """Start it.
+
+        Raises ChildProcessError where it does not come up, _Killed where somebody ended it, OSError where there are no
+        processes left.
+        """
         self._shape = shape
         self._socket, theirs = socket.socketpair()
         with theirs:
@@ -135,6 +158,8 @@ class _Child:
             receive(self._socket, len(READY), time.monotonic() + _START_S)
         except (OSError, EOFError) as error:
             code = self.end(_DYING_S)
+            if code == -signal.SIGKILL:
+                raise _Killed from error
             raise ChildProcessError(f"a decoding process did not start (exit code {code}): see stderr") from error
 
     @property
@@ -143,7 +168,10 @@ class _Child:
         return self._process.poll() is not None
 
     def decode(self, picture: bytes, wall_s: float) -> Decoded:
-        """Have it decode a picture. Raises what the child refused it with, and UnreadableImage where it ended."""
+        """Have it decode a picture.
+
+        Raises what the child refused it with, UnreadableImage where it ended, and _Killed where somebody ended it.
+        """
         until = time.monotonic() + wall_s
         try:
             self._socket.settimeout(wall_s)
@@ -154,7 +182,10 @@ class _Child:
             self.end()
             raise UnreadableImage(_TOO_LONG) from error
         except (OSError, EOFError) as error:
-            raise UnreadableImage(_reason(self.end(_DYING_S))) from error
+            code = self.end(_DYING_S)
+            if code == -signal.SIGKILL:
+                raise _Killed from error
+            raise UnreadableImage(_reason(code)) from error
 
     def end(self, patience_s: float = 0) -> int:
         """Kill it, if it is still there after so many seconds; its exit code, negative for a signal."""
@@ -191,7 +222,5 @@ def _reason(exit_code: int) -> str:
     """Why a picture's child ended, in one line with the mend."""
     if exit_code in (-signal.SIGXCPU, -signal.SIGALRM):
         return _TOO_LONG
-    if exit_code == -signal.SIGKILL:  # not by us: the kernel ends what takes the last memory
-        return TOO_LARGE
     how = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
     return f"picture ended the decoder ({how}): save it anew"

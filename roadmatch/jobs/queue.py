@@ -301,8 +301,18 @@ def renew(database: Database, claim: Claim, *, lease_s: float = LEASE_S) -> bool
         return bool(_held(connection, claim, {"lease_until": _Now() + lease_s}).cancel)
 
 
-def advance(connection: Connection, claim: Claim, progress: Progress, *, lease_s: float = LEASE_S) -> Job:
-    """Note what a chunk came to, in the transaction that wrote its items -> the job. Raises LeaseLost."""
+def advance(
+    connection: Connection, claim: Claim, progress: Progress, *, at: int | None = None, lease_s: float = LEASE_S
+) -> Job:
+    """Note what a chunk came to, in the transaction that wrote its items -> the job. Raises LeaseLost.
+
+    at: the position that the chunk starts at; a repeat changes nothing, as after a commit whose answer was lost.
+    """
+    if at is not None and progress.entries:
+        behind = jobs.c.position == at + progress.entries
+        row = connection.execute(select(jobs).where(_is(claim.job.id, claim.fence), behind)).one_or_none()
+        if row is not None:
+            return _job(row)
     row = _held(
         connection,
         claim,
@@ -365,16 +375,31 @@ def cancel(database: Database, job_id: str) -> Job:
         if row.state in (State.SUCCEEDED, State.FAILED):
             raise JobFinished(f"job {job_id} has {row.state} already")
         at_once = and_(_free, jobs.c.id == job_id)
-        ended = connection.execute(
-            update(jobs)
-            .where(at_once)
-            .values(
-                state=State.CANCELLED, cancel=True, lease_until=None, finished_at=func.now(), fence=jobs.c.fence + 1
-            )
-        )
+        ended = connection.execute(update(jobs).where(at_once).values(_cancelled()))
         if not ended.rowcount:
             connection.execute(update(jobs).where(jobs.c.id == job_id).values(cancel=True))
         return _job(_row(connection, job_id))
+
+
+def end_cancelled(database: Database) -> int:
+    """End the jobs that were to be cancelled within a chunk, and whose worker is gone -> how many."""
+    asked = and_(_free, jobs.c.cancel)
+    with database.read() as connection:
+        if connection.execute(select(jobs.c.id).where(asked).limit(1)).first() is None:
+            return 0
+    with database.write() as connection:
+        return connection.execute(update(jobs).where(asked).values(_cancelled())).rowcount
+
+
+def _cancelled() -> dict[str, Any]:
+    """Of a job that nobody works on: a worker that was taken for dead can change nothing any more."""
+    return {
+        "state": State.CANCELLED,
+        "cancel": True,
+        "lease_until": None,
+        "finished_at": func.now(),
+        "fence": jobs.c.fence + 1,
+    }
 
 
 def _held(connection: Connection, claim: Claim, values: Mapping[str, Any]) -> Row[Any]:

@@ -25,6 +25,8 @@ _CHECKPOINT_WAIT_S = 0.2
 """So long a checkpoint waits for readers: writers wait for it meanwhile."""
 _IDLE_TRANSACTION_S = 60
 """PostgreSQL ends a transaction whose client is gone after so long, and with it the lock on a gallery."""
+_ANSWER_S = 1.5
+"""So long after PostgreSQL should have ended a statement by itself it is taken for dead."""
 _MIGRATION_LOCK = 0x726F61646D617463  # "roadmatc"
 
 _SQLITE_CONNECTION = ("synchronous = FULL", "foreign_keys = ON", "secure_delete = ON", "temp_store = MEMORY")
@@ -154,6 +156,17 @@ class Database:
         return self._looks[statement]
 
     @contextmanager
+    def _patience(self, connection: Connection, long: bool) -> Iterator[None]:
+        if self._sqlite or not long:
+            yield
+            return
+        from roadmatch.store.impatience import patience  # needs the driver of PostgreSQL
+
+        connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
+        with patience(connection):
+            yield
+
+    @contextmanager
     def _transaction(self, wait_s: float, long: bool) -> Iterator[Connection]:
         started = time.monotonic()
         try:
@@ -164,9 +177,8 @@ class Database:
                     left_s = max(0.0, wait_s - (time.monotonic() - started))
                     connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(left_s * 1000)}")
                     connection.exec_driver_sql("BEGIN IMMEDIATE")  # a deferred one fails at once despite its timeout
-                elif long:
-                    connection.exec_driver_sql("SET LOCAL statement_timeout = 0")
-                yield connection
+                with self._patience(connection, long):
+                    yield connection
         except (DBAPIError, sqlalchemy.exc.TimeoutError) as error:
             _raise_unavailable(error)
 
@@ -258,6 +270,8 @@ def _open_postgres(url: URL, busy_timeout_s: float) -> Database:
         "options": f"{options} {given if isinstance(given, str) else ' '.join(given)}".strip(),
     }
     try:
+        from roadmatch.store.impatience import give_up_after
+
         engine = create_engine(
             url.set(drivername="postgresql+psycopg"),
             connect_args=connect_args,
@@ -269,6 +283,7 @@ def _open_postgres(url: URL, busy_timeout_s: float) -> Database:
         )
     except ModuleNotFoundError as error:
         raise ValueError("PostgreSQL needs the driver psycopg: pip install 'roadmatch[postgres]'") from error
+    give_up_after(engine, busy_timeout_s + _ANSWER_S)
     return Database(engine, engine, busy_timeout_s)
 
 
