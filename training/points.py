@@ -1,0 +1,274 @@
+"""Operating points of a run from classes that had no part in training."""
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import ceil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+from numpy.typing import NDArray
+from pydantic import JsonValue
+from safetensors import SafetensorError
+
+from roadmatch.calibration import Calibration, Searches, choose_score
+from roadmatch.calibration import calibrate as fit_points
+from roadmatch.calibration.evidence import wilson
+from roadmatch.calibration.fit import RULES, SCORES
+from roadmatch.calibration.rules import Rule, false_match_rate
+from roadmatch.calibration.searches import Similarities
+from roadmatch.metrics.normalisation import background_levels
+from roadmatch.operating_points import OperatingPoints
+from roadmatch.scoring import DECIMALS, ScoreRule, Vector
+from training.embedded import AFTER, Embeddings
+from training.manifest import Manifest, Split
+from training.run_folder import RunError, write
+from training.splits import uniform
+from training.trained import Trained, keep, kept, trained
+
+Ints = NDArray[np.int64]
+
+FOLDER, FILE, BACKGROUND = "calibration", "calibration.json", "background.safetensors"
+FORMAT = 1
+FEWEST, MOST_CLASSES = 20, 1000
+MOST_QUERIES = 4
+"""Of a class: more of them hang together, and all pairs are held in memory."""
+MOST_STRANGERS = 1000
+BACKGROUND_IMAGES = (120, 1000)
+_WIDER = (0.1, 0.2)
+"""Rates for data sets that cannot show lesser ones."""
+_TENSOR = "embeddings"
+
+
+@dataclass(frozen=True)
+class Strangers:
+    """How images of no class in the gallery fared at a point whose threshold they took no part in."""
+
+    rule: str
+    searches: int
+    matched: int
+    low: float
+    """Lower 95 % bound of their false-match rate."""
+
+
+@dataclass(frozen=True, eq=False)
+class Calibrated:
+    """A run's score and operating points; these name the checkpoint until a bundle's model takes its place."""
+
+    score: ScoreRule
+    background: Vector  # (n, D)
+    points: OperatingPoints
+    classes: int
+    scores_tried: tuple[tuple[ScoreRule, float], ...]
+    strangers: tuple[Strangers, ...]
+    warnings: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """Numbers of the images of classes that were not trained on: stored, asking, and belonging to none of them."""
+
+    stored: Ints  # (U,) one of each class
+    asking: Ints  # (Q,)
+    strangers: Ints  # (S,)
+
+
+def calibrate(run: Path, how: Calibration | None = None) -> Calibrated:
+    """Fits the score and the operating points, and keeps them in the run's folder. Raises RoadmatchError.
+
+    The searches are those of the test classes. The validation classes would be as many again, but the best checkpoint
+    was chosen on them: their figures are better than those of classes that nobody looked at. A class is the unit. One
+    image of it is stored, as rates are stated for a gallery of so many images; the others ask, up to four of them. For
+    the search without a match the class is held out. Images of no class, and of classes of one image, ask, too: they
+    check the points and have no part in them.
+    """
+    return calibrated_of(trained(run), how, anew=True)
+
+
+def calibrated_of(trained: Trained, how: Calibration | None = None, *, anew: bool = False) -> Calibrated:
+    """As calibrate; what is kept and up to date is taken as it is, unless `anew`."""
+    before = None if anew else stored(trained)
+    if before is not None:
+        return before
+    found = _calibrated(trained, how or Calibration())
+    _keep(trained, found)
+    return found
+
+
+def held_out(manifest: Manifest, seed: int) -> HeldOut:
+    """The test classes that are in no other split, each with a stored image and one or more that ask; seeded."""
+    test = manifest.of(Split.TEST)
+    elsewhere = {label for label, here in zip(manifest.labels, test, strict=True) if not here}
+    by_class = defaultdict[str, list[int]](list)
+    for n in sorted(np.flatnonzero(test).tolist(), key=lambda n: uniform("calibration", seed, manifest.paths[n])):
+        by_class[manifest.labels[n]].append(n)
+    closed = manifest.is_closed(Split.TEST)  # then its images are each other's gallery here
+    stored, asking, strangers = list[int](), list[int](), by_class.pop("", [])
+    names = sorted(set(by_class) - elsewhere, key=lambda label: uniform("calibration", seed, label))
+    for label in names:
+        answers = [n for n in by_class[label] if closed or manifest.is_gallery[n]]
+        asks = [n for n in by_class[label] if manifest.is_query[n]]
+        kept = next((n for n in answers if set(asks) - {n}), None)
+        if kept is None or len(stored) == MOST_CLASSES:
+            strangers += asks if kept is None else []
+            continue
+        stored.append(kept)
+        asking += [n for n in asks if n != kept][:MOST_QUERIES]
+    strangers = [n for n in strangers if manifest.is_query[n]][:MOST_STRANGERS]
+    return HeldOut(*(np.array(numbers, np.int64) for numbers in (stored, asking, strangers)))
+
+
+def background_numbers(manifest: Manifest, left_out: frozenset[str], seed: int = 0) -> Ints:
+    """(n,) training images in a seeded order, one of each class before a second of any: 120 to 1,000, one a class.
+
+    left_out: labels of which none is taken.
+    """
+    order = sorted(
+        np.flatnonzero(manifest.of(Split.TRAIN)).tolist(), key=lambda n: uniform("background", seed, manifest.paths[n])
+    )
+    place, seen = list[tuple[int, int]](), defaultdict[str, int](int)
+    for n in order:
+        label = manifest.labels[n]
+        if label not in left_out:
+            place.append((seen[label] if label else 0, n))
+            seen[label] += 1
+    least, most = BACKGROUND_IMAGES
+    wanted = min(most, max(least, len(seen)))
+    return np.array([n for _, n in sorted(place, key=lambda one: one[0])[:wanted]], np.int64)
+
+
+def rules_for(classes: int) -> tuple[Rule, ...]:
+    """The usual rules, and before them, where so few classes show none of their rates, wider ones that they do show."""
+    if any(rule.false_match_rate and rule.least_rate(classes) is None for rule in RULES):
+        return RULES
+    return (*(rule for rule in map(false_match_rate, _WIDER) if rule.least_rate(classes) is None), *RULES)
+
+
+def stored(trained: Trained) -> Calibrated | None:
+    """What was kept for this very checkpoint and data; None if nothing."""
+    folder = trained.run / FOLDER
+    content = kept(folder / FILE, FORMAT, trained.stamp)
+    try:
+        raw = (folder / BACKGROUND).read_bytes()
+        if content is None or hashlib.sha256(raw).hexdigest() != content["background_sha256"]:
+            return None
+        return Calibrated(
+            ScoreRule(**content["score"]),
+            safetensors.numpy.load(raw)[_TENSOR],
+            OperatingPoints.model_validate_json(json.dumps(content["points"])),
+            content["classes"],
+            tuple((ScoreRule(**score), recall) for score, recall in content["scores_tried"]),
+            tuple(Strangers(**one) for one in content["strangers"]),
+            tuple(content["warnings"]),
+        )
+    except (OSError, SafetensorError, KeyError, TypeError, ValueError):
+        return None
+
+
+def provenance(found: Calibrated) -> dict[str, JsonValue]:
+    """What a bundle says of its calibration."""
+    return {
+        "classes": found.classes,
+        "background_images": len(found.background),
+        "strangers": [dict(vars(one)) for one in found.strangers],
+    }
+
+
+def _calibrated(trained: Trained, how: Calibration) -> Calibrated:
+    manifest = trained.manifest
+    images = held_out(manifest, how.seed)
+    if len(images.stored) < FEWEST:
+        raise RunError(
+            f"{trained.run} has {len(images.stored)} test classes of two images or more that were not trained on, and "
+            f"{FEWEST} are needed to calibrate: raise data.test, or add classes"
+        )
+    classes = frozenset(manifest.labels[n] for n in images.stored)
+    background = background_numbers(manifest, classes, how.seed)
+    if not len(background):
+        raise RunError(f"{trained.run} has no training images for the background: give it some with split train")
+    embeddings = Embeddings(trained, AFTER)
+    vectors = embeddings.of(background)
+    searches = _searches(embeddings, images)
+    rules = rules_for(len(classes))
+    default = next(rule for rule in rules if rule.false_match_rate and rule.least_rate(len(classes)) is None)
+    how = replace(how, rules=rules, default=default)
+    score, recalls = choose_score(searches, vectors, how, [rule for rule in SCORES if rule.k <= len(vectors)])
+    points = fit_points(searches, vectors, score, trained.model, how)
+    strangers = _strangers(embeddings, images, points, score, vectors)
+    warnings = _warnings(points, len(classes), len(vectors), strangers)
+    return Calibrated(score, vectors, points, len(classes), tuple(recalls.items()), strangers, warnings)
+
+
+def _searches(embeddings: Embeddings, images: HeldOut) -> Searches:
+    labels = embeddings.trained.manifest.numbers
+    what = f"held-out classes of {embeddings.trained.recipe.name}, one image of each in the gallery"
+    return Searches(
+        what, embeddings.of(images.asking), labels[images.asking], embeddings.of(images.stored), labels[images.stored]
+    )
+
+
+def _strangers(
+    embeddings: Embeddings, images: HeldOut, points: OperatingPoints, score: ScoreRule, background: Vector
+) -> tuple[Strangers, ...]:
+    """Each supported point's answers to the strangers, in a gallery of all the stored images."""
+    if not len(images.strangers):
+        return ()
+    asked, stored = embeddings.of(images.strangers), embeddings.of(images.stored)
+    labels = np.arange(len(asked))
+    one = Similarities(
+        np.round(asked.astype(np.float64) @ stored.astype(np.float64).T, DECIMALS),
+        {score.k: background_levels(asked, background, score.k)},
+        {score.k: background_levels(stored, background, score.k)},
+        labels,
+        np.arange(len(stored)),
+    )
+    best = one.scored(score).scores.max(axis=1)
+    found = []
+    for point in points.points:
+        if point.supported and len(point.thresholds) > (len(stored) - 1).bit_length():
+            matched = int((best >= point.threshold(len(stored)).value).sum())
+            found.append(Strangers(point.rule, len(best), matched, round(wilson(matched / len(best), len(best))[0], 4)))
+    return tuple(found)
+
+
+def _warnings(
+    points: OperatingPoints, classes: int, background: int, strangers: Sequence[Strangers]
+) -> tuple[str, ...]:
+    lines = [
+        f"{point.rule} cannot be shown by {classes} classes"
+        + (f": {ceil(3 / point.stated_false_match_rate)} are needed" if point.stated_false_match_rate else "")
+        for point in points.points
+        if not point.supported
+    ]
+    if background < BACKGROUND_IMAGES[0]:
+        lines.append(f"{background} background images are few: {BACKGROUND_IMAGES[0]} or more are usual")
+    stated = {point.rule: point.stated_false_match_rate for point in points.points}
+    for one in strangers:
+        rate = stated[one.rule]
+        if rate is not None and one.low > rate:
+            lines.append(
+                f"{one.rule} did not hold for images of no class: {one.matched} of {one.searches} were answered `match`"
+            )
+    return tuple(lines)
+
+
+def _keep(trained: Trained, found: Calibrated) -> None:
+    folder = trained.run / FOLDER
+    raw = safetensors.numpy.save({_TENSOR: np.ascontiguousarray(found.background, np.float32)})
+    write(folder / BACKGROUND, raw)
+    content: dict[str, Any] = {
+        "format": FORMAT,
+        "stamp": trained.stamp,
+        "background_sha256": hashlib.sha256(raw).hexdigest(),
+        "score": vars(found.score),
+        "classes": found.classes,
+        "scores_tried": [[vars(score), round(float(recall), 6)] for score, recall in found.scores_tried],
+        "strangers": [vars(one) for one in found.strangers],
+        "warnings": list(found.warnings),
+        "points": found.points.model_dump(mode="json"),
+    }
+    keep(folder / FILE, content)
