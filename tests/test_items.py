@@ -33,7 +33,8 @@ from roadmatch.errors import (
 )
 from roadmatch.gallery import galleries, items
 from roadmatch.gallery.galleries import Gallery, Keep
-from roadmatch.gallery.items import Absent, GalleryStore, Item, NewImage, Outcome, Put
+from roadmatch.gallery.items import Absent, GalleryStore, Item, NewImage, Outcome, Put, Wanted
+from roadmatch.gallery.pictures import pictures_of_write
 from roadmatch.gallery.sweep import sweep
 from roadmatch.store import log
 from roadmatch.store.database import open_database
@@ -654,3 +655,33 @@ def test_the_sweep_asks_again_before_it_deletes(
 
     assert sweep(dataclasses.replace(store, database=Reading()), grace_s=0) == 0  # type: ignore[arg-type]
     check_whole(store, gallery)
+
+
+def test_pictures_that_were_begun_ahead_are_named_once_or_deleted(
+    store: GalleryStore, gallery: Gallery, make_image: MakeImage
+) -> None:
+    first, second, other = make_image(1), make_image(2), make_image(3)
+    wanted = [Wanted("robin", None, {}, [first]), Wanted("wren", None, {}, [second])]
+    with pictures_of_write(store.blobs, store.trace) as pictures:
+        pictures.begin([first.data, second.data, second.data, other.data])
+        items.put_many(store, gallery, wanted, lambda *_: None, pictures)
+        items.put_many(store, gallery, wanted, lambda *_: None, pictures)  # again, as after a lost answer
+    assert blob_count(store) == 2
+    check_whole(store, gallery)
+
+
+def test_a_write_that_fails_leaves_none_of_the_pictures_that_were_begun_ahead(
+    store: GalleryStore, gallery: Gallery, make_image: MakeImage, tmp_path: Path
+) -> None:
+    full = dataclasses.replace(store, blobs=FullBlobs(tmp_path / "blobs"))
+    images = [make_image(number) for number in range(4)]
+    wanted = [Wanted(f"b{number}", None, {}, [image]) for number, image in enumerate(images)]
+
+    def write() -> None:
+        with pictures_of_write(full.blobs, full.trace) as pictures:
+            pictures.begin(image.data for image in images)
+            items.put_many(full, gallery, wanted, lambda *_: None, pictures)
+
+    with pytest.raises(StorageFull):
+        write()
+    assert counts(store)["items"] == blob_count(store) == 0

@@ -8,6 +8,7 @@ leaves either the old item or the new one, and at most some pictures that no row
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 from typing import Any
@@ -29,7 +30,7 @@ from roadmatch.errors import (
 from roadmatch.gallery import item_rows
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.item_rows import Item, Metadata, NewImage, Plan, Rewrite, StoredImage, new_id, spelt
-from roadmatch.gallery.pictures import delete_pictures, pictures_of_write
+from roadmatch.gallery.pictures import Pictures, delete_pictures, pictures_of_write
 from roadmatch.store import log
 from roadmatch.store.database import Database
 
@@ -143,16 +144,18 @@ def put_many(
     gallery: Gallery,
     wanted: Sequence[Wanted],
     also: Callable[[Connection, Sequence[Put]], None],
+    pictures: Pictures | None = None,
 ) -> list[Put]:
     """`put` for many items in one transaction, each id once; all of them are written, or none.
 
     also: what else belongs to the transaction; it is called before the commit with what was done, also where that is
-    nothing. Raises what put does.
+    nothing. pictures: of a block of pictures_of_write around this, for a caller that has begun to put them on disk or
+    tries again. Raises what put does.
     """
     plans = {one.item_id: _replacing(one) for one in wanted}
     if len(plans) < len(wanted):
         raise ValueError(f"{len(wanted)} items have {len(plans)} ids: each comes once")
-    return _write_all(store, gallery, plans, also)
+    return _write_all(store, gallery, plans, also, pictures)
 
 
 def _replacing(wanted: Wanted) -> Callable[[Item | None], Plan]:
@@ -298,6 +301,7 @@ def _write_all(
     gallery: Gallery,
     plans: Mapping[str, Callable[[Item | None], Plan]],
     also: Callable[[Connection, Sequence[Put]], None] | None = None,
+    given: Pictures | None = None,
 ) -> list[Put]:
     """Make items be what their plans make of them, in the order that the module's first lines tell.
 
@@ -308,7 +312,7 @@ def _write_all(
     changed = [one for one in rewrites if one.plan.changes(one.before, gallery.keep)]
     if not changed and also is None:
         return [_unchanged(one) for one in rewrites]
-    with pictures_of_write(store.blobs, store.trace) as pictures:
+    with nullcontext(given) if given else pictures_of_write(store.blobs, store.trace) as pictures:
         if gallery.keep is Keep.ORIGINAL:
             plans_made = [one.plan for one in changed]
             regained = (new for plan in plans_made for _, new in plan.regained(gallery.keep))
@@ -324,7 +328,7 @@ def _write_all(
                 also(connection, puts)
             if changed:
                 store.trace("before_commit")
-            pictures.committing = bool(changed)
+            pictures.committing = pictures.committing or bool(changed)  # a commit before may have gone through
         if changed:
             store.trace("after_commit")
     gone = [image for one in changed for image in one.gone]

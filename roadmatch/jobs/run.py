@@ -30,6 +30,7 @@ from roadmatch.errors import (
 from roadmatch.gallery import galleries, items
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.items import GalleryStore, Item, NewImage, Outcome, Put, Wanted, spelt
+from roadmatch.gallery.pictures import Pictures, pictures_of_write
 from roadmatch.jobs import queue
 from roadmatch.jobs.decoding import Decoded, Decoders
 from roadmatch.jobs.queue import Claim, Failure, Job, Kind, Progress, State
@@ -177,12 +178,15 @@ class Runner:
             coming = ahead.submit(read.next_chunk)
             while (chunk := coming.result()) is not None:
                 coming = ahead.submit(read.next_chunk)
-                vectors = list(
-                    embedding.map(lambda one: encoder.encode_pixels(one.decoded.pixels, busy=True), chunk.decoded)
-                )
-                self.trace("embedded")
-                wanted = [one.wanted(vector, b) for one, (vector, b) in zip(chunk.decoded, vectors, strict=True)]
-                job = self._committed(partial(_put, self, claim, gallery, at, wanted, chunk))
+                with pictures_of_write(self.store.blobs, self.store.trace) as pictures:
+                    if gallery.keep is Keep.ORIGINAL:
+                        pictures.begin(one.data for one in chunk.decoded)
+                    vectors = list(
+                        embedding.map(lambda one: encoder.encode_pixels(one.decoded.pixels, busy=True), chunk.decoded)
+                    )
+                    self.trace("embedded")
+                    wanted = [one.wanted(vector, b) for one, (vector, b) in zip(chunk.decoded, vectors, strict=True)]
+                    job = self._committed(partial(_put, self, claim, gallery, at, wanted, chunk, pictures))
                 at = job.position
                 yield job
 
@@ -332,7 +336,15 @@ def _give_up(runner: Runner, claim: Claim) -> None:
     runner.give_up()
 
 
-def _put(runner: Runner, claim: Claim, gallery: Gallery, at: int, wanted: Sequence[Wanted], chunk: _Chunk) -> Job:
+def _put(
+    runner: Runner,
+    claim: Claim,
+    gallery: Gallery,
+    at: int,
+    wanted: Sequence[Wanted],
+    chunk: _Chunk,
+    pictures: Pictures,
+) -> Job:
     """The chunk's one transaction. at: the job's position before it."""
     moved: list[Job] = []
 
@@ -342,7 +354,7 @@ def _put(runner: Runner, claim: Claim, gallery: Gallery, at: int, wanted: Sequen
         progress = Progress(done, unchanged, chunk.failures)
         moved.append(queue.advance(connection, claim, progress, at=at, lease_s=runner.lease_s))
 
-    items.put_many(runner.store, gallery, wanted, also)
+    items.put_many(runner.store, gallery, wanted, also, pictures)
     return moved[-1]
 
 
