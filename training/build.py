@@ -96,7 +96,8 @@ def preprocessing(
         raise BundleUnsupported(
             f"the model takes {config['input_size']} values, and only square RGB pictures are given"
         )
-    if size is not None and size != height and known.get("fixed_input_size"):
+    fixed = known.get("fixed_input_size") and not getattr(backbone, "dynamic_img_size", False)  # as DINOv3 has both
+    if size is not None and size != height and fixed:
         raise BundleUnsupported(f"the model takes pictures of {height} px only, not of {size}")
     side = size or height
     resize = math.floor(side / config["crop_pct"])

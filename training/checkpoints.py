@@ -27,7 +27,7 @@ class CheckpointError(RoadmatchError):
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands; the next step is step `step` of epoch `epoch`, both from 0."""
+    """Where a run stands: so many epochs are done, and so many steps of the next one."""
 
     epoch: int = 0
     step: int = 0
@@ -36,6 +36,7 @@ class State:
     best: float | None = None
     """The highest gAP of a validation."""
     best_epoch: int | None = None
+    """From 1."""
     stale: int = 0
     """Validations since then."""
     finished: bool = False

@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from training.embedded import AFTER, BEFORE, Embeddings
 from training.figures import DEFINITIONS, Judged, judged
+from training.held_out import background_numbers
 from training.manifest import Manifest, Split
-from training.points import background_numbers
 from training.recipe import Layout
 from training.run_folder import RunError
 from training.task import Task

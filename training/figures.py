@@ -83,7 +83,7 @@ def judged(task: Task, background: Vector, ks: Sequence[int], batch: int, data_s
             undefined |= dict.fromkeys(names, " ".join(str(error).split()))
             continue
         values |= {name: round(found[name], 6) for name in names if name in found}
-        undefined |= {name: "no threshold reaches precision 0.9" for name in names if name not in found}
+        undefined |= {name: "no pair is accepted at precision 0.9" for name in names if name not in found}
     return Judged(values, undefined)
 
 

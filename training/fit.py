@@ -34,18 +34,16 @@ def fit(recipe: Recipe, run: Path, *, resume: bool = False, show: bool = True) -
     schedule.refuse(recipe.optimizer.schedule, recipe.fit.epochs)
     with this_process(recipe.fit.device) as process, repeatable(recipe.fit.deterministic, process.device):
         tell = _Tell(show and process.first)
-        images = splits.split(
-            images_of(recipe.data),
-            validation=recipe.data.validation,
-            test=recipe.data.test,
-            seed=recipe.data.split_seed,
-        )
-        checkpoint = _to_go_on_from(run, recipe, images) if resume else None
-        if checkpoint is not None and checkpoint.state.finished:
-            tell(f"{run} is finished after {checkpoint.state.epoch} epochs: evaluate, calibrate or export it")
-            return
+        checkpoint = _to_go_on_from(run, recipe) if resume else None
+        data = recipe.data
+        images = splits.split(images_of(data), validation=data.validation, test=data.test, seed=data.split_seed)
+        if checkpoint is not None:
+            run_folder.refuse_changed_images(run, checkpoint.state, images)
+            if checkpoint.state.finished:
+                tell(f"{run} is finished after {checkpoint.state.epoch} epochs: evaluate, calibrate or export it")
+                return
         if not resume:
-            _checked(recipe, images, run, process, tell)
+            _check(recipe, images, run, process, tell)
         _train(recipe, images, run, process, checkpoint, tell)
 
 
@@ -68,17 +66,17 @@ class _Tell:
             print(line, file=sys.stderr, flush=True)
 
 
-def _to_go_on_from(run: Path, recipe: Recipe, images: Manifest) -> Checkpoint | None:
+def _to_go_on_from(run: Path, recipe: Recipe) -> Checkpoint | None:
     """None for a run that ended before its first checkpoint."""
     run_folder.recipe_of(run)
     if checkpoints.standing(run / run_folder.LAST) is None:
         return None
     checkpoint = checkpoints.load(run / run_folder.LAST)
-    run_folder.refuse_changed(run, checkpoint.state, recipe, images)
+    run_folder.refuse_changed_recipe(checkpoint.state, recipe)
     return checkpoint
 
 
-def _checked(recipe: Recipe, images: Manifest, run: Path, process: Process, tell: _Tell) -> None:
+def _check(recipe: Recipe, images: Manifest, run: Path, process: Process, tell: _Tell) -> None:
     """One process reads every image, and refuses what would spoil the run."""
     if process.first:
         run_folder.refuse_begun(run)

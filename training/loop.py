@@ -133,7 +133,7 @@ class Loop:
                 scaler=learner.scaler,
             )
         except StepError as error:
-            raise self._kept(batch, state, str(error)) from error
+            raise self._kept(batch, state.epoch + 1, state.steps + 1, str(error)) from error
         norm = learner.descend()
         self._read_pending()
         self.state = replace(state, step=state.step + 1, steps=state.steps + 1)
@@ -155,19 +155,19 @@ class Loop:
         norm = self._learner.full_norm(pending.norm)
         if norm is not None and not math.isfinite(norm):
             why = f"the gradient's norm is {norm}: lower the learning rate, or take another precision"
-            raise self._kept(pending.batch, self.state, why)
+            raise self._kept(pending.batch, pending.taken.epoch, pending.taken.step, why)
         self._watch.step(replace(pending.taken, loss=float(pending.loss), gradient_norm=norm))
 
-    def _kept(self, batch: _Batch, state: State, why: str) -> LossError:
-        """The error, once the batch is saved for who wants to look at it."""
+    def _kept(self, batch: _Batch, epoch: int, step: int, why: str) -> LossError:
+        """The error, once the batch is saved for who wants to look at it; epoch and step from 1, as in the log."""
         name = "nan" if self._process.world == 1 else f"nan.{self._process.rank}"
         tensors = {"inputs": batch.inputs, "labels": batch.labels}
         images = [self._data.paths[number] for number in batch.numbers]
-        told = {"error": why, "epoch": state.epoch + 1, "step": state.step + 1, "images": images}
+        told = {"error": why, "epoch": epoch, "step": step, "images": images}
         write(self._run / f"{name}.safetensors", safetensors.torch.save(checkpoints.state_dict(tensors)))
         write(self._run / f"{name}.json", json.dumps(told, indent=1).encode())
-        where = f"epoch {state.epoch + 1}, step {state.step + 1}"
-        return LossError(f"{where}: {why}; the batch is in {self._run / name}.safetensors and .json")
+        batch_is = f"the batch is in {self._run / name}.safetensors and .json"
+        return LossError(f"epoch {epoch}, step {step}: {why}; {batch_is}")
 
     def _diagnose(self, stepped: Stepped, batch: _Batch) -> None:
         self._read_pending()
@@ -183,22 +183,22 @@ class Loop:
 
     def _end_epoch(self, judgement: Judgement | None) -> None:
         fit, epoch = self._recipe.fit, self.state.epoch + 1
+        best = judgement is not None and (self.state.best is None or judgement.gap > self.state.best)
+        state = self.state
+        if judgement is not None and best:
+            state = replace(state, best=judgement.gap, best_epoch=epoch, stale=0)
+        elif judgement is not None:
+            state = replace(state, stale=state.stale + 1)
+        stale = bool(fit.patience) and state.stale >= fit.patience
+        self.state = replace(state, epoch=epoch, step=0, finished=stale or epoch == fit.epochs)
         if judgement is not None:
-            best = self.state.best is None or judgement.gap > self.state.best
-            better = {"best": judgement.gap, "best_epoch": epoch, "stale": 0}
-            changes = better if best else {"stale": self.state.stale + 1}
-            self.state = replace(self.state, **changes)
-            self._watch.validation(self.state.steps, epoch, judgement, best=best)
-            if best:
-                self._save_best()
-        stale = bool(fit.patience) and self.state.stale >= fit.patience
-        self.state = replace(self.state, epoch=epoch, step=0, finished=stale or epoch == fit.epochs)
-        if self.state.finished and self.state.best is None:
+            self._watch.validation(state.steps, epoch, judgement, best=best)
+        if best or (self.state.finished and state.best is None):
             self._save_best()
         self._save()
         self._watch.epoch(epoch, judgement)
         if stale and epoch < fit.epochs:
-            self._watch.say(f"no better gAP since epoch {self.state.best_epoch}: stopped by fit.patience")
+            self._watch.say(f"no better gAP since epoch {state.best_epoch}: stopped by fit.patience")
 
     def _is_due(self) -> bool:
         every = self._recipe.fit.checkpoint_every

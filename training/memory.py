@@ -23,7 +23,6 @@ from training.weights import Weights
 
 _HALF = {Precision.BFLOAT16: torch.bfloat16, Precision.FLOAT16: torch.float16}
 _MOMENTS = {OptimizerName.ADAMW: 2, OptimizerName.ADAM: 2, OptimizerName.SGD: 1}
-_LARGEST_TRIED = 1024  # embeddings that a loss is really given, to see what it takes
 _ENOUGH = 32 << 20  # bytes, from which on the growth can be seen
 _GIB = 1 << 30
 _GREY = (0.5, 0.5, 0.5)
@@ -83,16 +82,16 @@ def estimate(recipe: Recipe, *, processes: int = 1) -> Memory:
     )
 
 
-def loss_memory(recipe: Recipe, dimension: int) -> int:
+def loss_memory(recipe: Recipe, dimension: int, *, largest: int = 1024) -> int:
     """Bytes that the recipe's losses take at most, with gradient, for a batch of such embeddings in one process.
 
-    Measured on random embeddings of up to 1,024 images; beyond, it is taken to grow with the square of the batch, or
-    the cube where it does so in what was measured.
+    Measured on random embeddings of up to `largest` images, fewer if those take much already; beyond, it is taken to
+    grow with the square of the batch, or the cube where it does so in what was measured.
     """
     objective, batch = objective_of(recipe.loss, recipe.beside, distributed=False), recipe.batch
-    size = min(batch.size, 32 * batch.per_class)
+    size = min(batch.size, 8 * batch.per_class)
     taken = before = _loss_peak(objective, size, dimension, batch.per_class)
-    while size < batch.size and taken < _ENOUGH and 2 * size <= _LARGEST_TRIED:
+    while size < batch.size and taken < _ENOUGH and 2 * size <= largest:
         size, before = min(2 * size, batch.size), taken
         taken = _loss_peak(objective, size, dimension, batch.per_class)
     power = 3 if taken > 6 * before else 2
@@ -144,7 +143,7 @@ def _loss_peak(objective: nn.Module, size: int, dimension: int, per_class: int) 
     labels = torch.arange(size) // per_class
     with _Watch() as watch:
         objective(embeddings, labels).backward()
-    return watch.peak
+    return int(watch.peak)
 
 
 class _Watch(TorchDispatchMode):

@@ -116,8 +116,10 @@ def _svg(name: str, draw: Callable[[Axes], None]) -> str:
         figure = Figure(figsize=_SIZE, layout="constrained")
         draw(figure.add_subplot())
         buffer = io.StringIO()
-        FigureCanvasSVG(figure).print_svg(buffer, metadata={"Date": None, "Creator": None})
+        FigureCanvasSVG(figure).print_svg(buffer)
     text = buffer.getvalue()
     text = text[text.index("<svg") :]
-    # matplotlib numbers figures and axes alike in every file, and a page holds several.
-    return re.sub(r'\bid="(?=(?:figure|axes|patch|text|legend|line2d|matplotlib)[._])', f'id="{name}-', text)
+    # Who made it, and when.
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    # matplotlib gives the same ids in every file, and a page holds several.
+    return re.sub(r'(\bid="|href="#|url\(#)', rf"\g<1>{name}-", text)

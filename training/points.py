@@ -2,7 +2,6 @@
 
 import hashlib
 import json
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import ceil
@@ -11,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import safetensors.numpy
-from numpy.typing import NDArray
 from pydantic import JsonValue
 from safetensors import SafetensorError
 
@@ -25,20 +23,13 @@ from roadmatch.metrics.normalisation import background_levels
 from roadmatch.operating_points import OperatingPoints
 from roadmatch.scoring import DECIMALS, ScoreRule, Vector
 from training.embedded import AFTER, Embeddings
-from training.manifest import Manifest, Split
+from training.held_out import BACKGROUND_IMAGES, HeldOut, background_numbers, held_out
 from training.run_folder import RunError, write
-from training.splits import uniform
 from training.trained import Trained, keep, kept, trained
-
-Ints = NDArray[np.int64]
 
 FOLDER, FILE, BACKGROUND = "calibration", "calibration.json", "background.safetensors"
 FORMAT = 1
-FEWEST, MOST_CLASSES = 20, 1000
-MOST_QUERIES = 4
-"""Of a class: more of them hang together, and all pairs are held in memory."""
-MOST_STRANGERS = 1000
-BACKGROUND_IMAGES = (120, 1000)
+FEWEST = 20
 _WIDER = (0.1, 0.2)
 """Rates for data sets that cannot show lesser ones."""
 _TENSOR = "embeddings"
@@ -68,15 +59,6 @@ class Calibrated:
     warnings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """Numbers of the images of classes that were not trained on: stored, asking, and belonging to none of them."""
-
-    stored: Ints  # (U,) one of each class
-    asking: Ints  # (Q,)
-    strangers: Ints  # (S,)
-
-
 def calibrate(run: Path, how: Calibration | None = None) -> Calibrated:
     """Fits the score and the operating points, and keeps them in the run's folder. Raises RoadmatchError.
 
@@ -97,48 +79,6 @@ def calibrated_of(trained: Trained, how: Calibration | None = None, *, anew: boo
     found = _calibrated(trained, how or Calibration())
     _keep(trained, found)
     return found
-
-
-def held_out(manifest: Manifest, seed: int) -> HeldOut:
-    """The test classes that are in no other split, each with a stored image and one or more that ask; seeded."""
-    test = manifest.of(Split.TEST)
-    elsewhere = {label for label, here in zip(manifest.labels, test, strict=True) if not here}
-    by_class = defaultdict[str, list[int]](list)
-    for n in sorted(np.flatnonzero(test).tolist(), key=lambda n: uniform("calibration", seed, manifest.paths[n])):
-        by_class[manifest.labels[n]].append(n)
-    closed = manifest.is_closed(Split.TEST)  # then its images are each other's gallery here
-    stored, asking, strangers = list[int](), list[int](), by_class.pop("", [])
-    names = sorted(set(by_class) - elsewhere, key=lambda label: uniform("calibration", seed, label))
-    for label in names:
-        answers = [n for n in by_class[label] if closed or manifest.is_gallery[n]]
-        asks = [n for n in by_class[label] if manifest.is_query[n]]
-        kept = next((n for n in answers if set(asks) - {n}), None)
-        if kept is None or len(stored) == MOST_CLASSES:
-            strangers += asks if kept is None else []
-            continue
-        stored.append(kept)
-        asking += [n for n in asks if n != kept][:MOST_QUERIES]
-    strangers = [n for n in strangers if manifest.is_query[n]][:MOST_STRANGERS]
-    return HeldOut(*(np.array(numbers, np.int64) for numbers in (stored, asking, strangers)))
-
-
-def background_numbers(manifest: Manifest, left_out: frozenset[str], seed: int = 0) -> Ints:
-    """(n,) training images in a seeded order, one of each class before a second of any: 120 to 1,000, one a class.
-
-    left_out: labels of which none is taken.
-    """
-    order = sorted(
-        np.flatnonzero(manifest.of(Split.TRAIN)).tolist(), key=lambda n: uniform("background", seed, manifest.paths[n])
-    )
-    place, seen = list[tuple[int, int]](), defaultdict[str, int](int)
-    for n in order:
-        label = manifest.labels[n]
-        if label not in left_out:
-            place.append((seen[label] if label else 0, n))
-            seen[label] += 1
-    least, most = BACKGROUND_IMAGES
-    wanted = min(most, max(least, len(seen)))
-    return np.array([n for _, n in sorted(place, key=lambda one: one[0])[:wanted]], np.int64)
 
 
 def rules_for(classes: int) -> tuple[Rule, ...]:

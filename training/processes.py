@@ -14,6 +14,7 @@ from torch import Tensor
 
 from roadmatch.errors import RoadmatchError
 
+_ENVIRONMENT = (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))  # as torchrun sets it, and alone
 _NETWORK = 5  # keeps these random numbers apart from those of the batches and of the augmentation
 _PATIENCE = datetime.timedelta(hours=12)  # while the first reads all images; a process that died is torchrun's to see
 
@@ -87,9 +88,6 @@ def this_process(device: str) -> Iterator[Process]:
     finally:
         if not own:
             dist.destroy_process_group()
-
-
-_ENVIRONMENT = (("WORLD_SIZE", "1"), ("RANK", "0"), ("LOCAL_RANK", "0"))
 
 
 def device_of(wanted: str, local_rank: int = 0) -> torch.device:

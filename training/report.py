@@ -1,30 +1,21 @@
 """report.html: one file that a person judges a bundle by, without a script and without anything from elsewhere."""
 
-import base64
-import io
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from PIL import Image
-
-from roadmatch.errors import ImageError
-from roadmatch.images import decode
 from roadmatch.operating_points import OperatingPoint, OperatingPoints, Rate, promise
 from training import plots, recipe_file
 from training.evaluate import EDGES
-from training.manifest import DataError, Split
+from training.manifest import Split
 from training.points import Calibrated
 from training.run_folder import FINDINGS
+from training.thumbnails import thumbnail
 from training.trained import Trained, without_places
 from training.watch import LOG
 
-THUMBNAIL = 112
-"""Longer side, pixels."""
-_QUALITY = 70
 _HEAD = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
 <meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
@@ -37,7 +28,7 @@ border-bottom: 1px solid #e3e6ea; } td.n { text-align: right; font-variant-numer
 .warning { background: #fff4e5; border-left: 4px solid #c2410c; padding: .3rem .8rem; margin: .4rem 0; }
 .promise { border-left: 4px solid #0b63ce; padding: .3rem .8rem; margin: .4rem 0; }
 .pairs { display: flex; flex-wrap: wrap; gap: 1rem; } figure { margin: 0; width: 15rem; font-size: .8rem; }
-figure img { height: 7rem; width: 7rem; object-fit: contain; background: #f3f4f6; }
+figure img { margin-right: 3px; height: 7rem; width: 7rem; object-fit: contain; background: #f3f4f6; }
 figcaption { overflow-wrap: anywhere; } svg { max-width: 100%; height: auto; } pre { overflow-x: auto;
 background: #f3f4f6; padding: .8rem; font-size: .8rem; } small { color: #59636e; }
 </style>
@@ -107,16 +98,24 @@ def _about(trained: Trained, evaluation: Mapping[str, Any]) -> str:
 def _course(run: Path) -> str:
     steps, validations = list[Any](), list[Any]()
     try:
-        with (run / LOG).open(encoding="utf-8") as file:
-            for line in file:
-                row = json.loads(line)
-                if row.get("kind") == "step":
-                    steps.append(row)
-                elif row.get("kind") == "validation":
-                    validations.append(row)
-        return plots.loss_curve(steps, validations) if steps else "<p>The log holds no step.</p>"
-    except (OSError, ValueError, KeyError, AttributeError):
-        return "<p>The run's log is not there, or cannot be read.</p>"
+        lines = (run / LOG).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        lines = []
+    for row in filter(None, map(_row, lines)):
+        if row.get("kind") == "step":
+            steps.append(row)
+        elif row.get("kind") == "validation":
+            validations.append(row)
+    return plots.loss_curve(steps, validations) if steps else "<p>The run's log is not there, or holds no step.</p>"
+
+
+def _row(line: str) -> dict[str, Any] | None:
+    """None for the last line of a run that ended while it was written."""
+    try:
+        found: dict[str, Any] = json.loads(line)
+    except ValueError:
+        return None
+    return found
 
 
 def _figures(evaluation: Mapping[str, Any]) -> str:
@@ -167,7 +166,9 @@ def _reaches(point: OperatingPoint, size: int) -> bool:
 
 
 def _points(points: OperatingPoints, size: int) -> str:
+    """Thresholds for `size` images; rates as they were reached in the smaller galleries of cross-fitting."""
     rows = list[tuple[str, ...]]()
+    judged_in = {point.evidence.gallery_size for point in points.points if point.evidence is not None}
     for point in points.points:
         evidence = point.evidence
         if evidence is None:
@@ -176,14 +177,12 @@ def _points(points: OperatingPoints, size: int) -> str:
         threshold = f"{point.threshold(size).value:.4f}" if _reaches(point, size) else "-"
         rates = (evidence.recall, evidence.false_match_rate, evidence.precision)
         rows.append((escape(point.rule), threshold, *map(_rate, rates)))
-    header = (
-        "rule",
-        f"threshold, {size} images",
-        "found",
-        "false matches",
-        "precision, half of the searches having a match",
+    header = ("rule", f"threshold, {size} images", "found", "false matches", "precision, half of the searches matching")
+    note = (
+        f"<p>Rates (with 95 % bounds) are those of galleries of {', '.join(map(str, judged_in))} images, each with a "
+        "threshold that its own classes took no part in fitting.</p>"
     )
-    return _table(header, rows, numbers=(1, 2, 3, 4))
+    return _table(header, rows, numbers=(1, 2, 3, 4)) + note
 
 
 def _strangers(calibrated: Calibrated) -> str:
@@ -210,20 +209,6 @@ def _pairs(trained: Trained, pairs: Sequence[Mapping[str, Any]]) -> str:
         names = "<br>".join(f"{escape(one['label'] or 'no class')}: {escape(one['path'])}" for one in both)
         shown.append(f"<figure>{images}<figcaption>{pair['similarity']:.3f}<br>{names}</figcaption></figure>")
     return f'<div class="pairs">{"".join(shown)}</div>' if shown else "<p>None.</p>"
-
-
-def thumbnail(file: Path) -> str:
-    """A small JPEG of a file as a data URI, without metadata. Raises DataError."""
-    try:
-        picture = Image.fromarray(np.asarray(decode(file.read_bytes(), reduce_to=THUMBNAIL).rgb))
-    except OSError as error:
-        raise DataError(f"{file} cannot be read: {error.strerror}") from error
-    except ImageError as error:
-        raise DataError(f"{file}: {error}") from error
-    picture.thumbnail((THUMBNAIL, THUMBNAIL))
-    buffer = io.BytesIO()
-    picture.save(buffer, "JPEG", quality=_QUALITY)
-    return "data:image/jpeg;base64," + base64.b64encode(buffer.getvalue()).decode()
 
 
 def _table(header: Sequence[str], rows: Iterable[Sequence[str]], numbers: Sequence[int] = ()) -> str:

@@ -64,15 +64,19 @@ def write(path: Path, data: bytes) -> None:
         draft.unlink(missing_ok=True)
 
 
-def refuse_changed(run: Path, state: State, recipe: Recipe, images: Manifest) -> None:
-    """Raises RunError with the name of what is not as it was when the run began."""
+def refuse_changed_recipe(state: State, recipe: Recipe) -> None:
+    """Raises RunError with the name of the first field that is not as it was when the run began."""
     before, now = _flat(state.recipe), _flat(recipe.model_dump(mode="json"))
-    for name in before.keys() | now.keys():
+    for name in [*now, *before]:
         if before.get(name) != now.get(name) and name not in _FREE:
             raise RunError(
                 f"{name} was {before.get(name)!r} when the run began and is {now.get(name)!r}: set it back, or begin "
                 "a new run"
             )
+
+
+def refuse_changed_images(run: Path, state: State, images: Manifest) -> None:
+    """Raises RunError with the first image that is not as it was when the run began. DataError."""
     if state.data != images.digest:
         raise RunError(f"the images have changed since the run began ({_difference(run, images)}): begin a new run")
 
