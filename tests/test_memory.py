@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from roadmatch.losses import adapted
+from roadmatch.losses.info_nce import InfoNCE
 from roadmatch.losses.koleo import KoLeo
 from roadmatch.losses.margins import Margins, Reduction
 from roadmatch.losses.memory import CrossBatchMemory
@@ -235,7 +236,7 @@ def test_labels_and_ids_of_another_integer_kind_are_taken() -> None:
         adapted.contrastive(),
         adapted.triplet(),
         adapted.multi_similarity(),
-        adapted.info_nce(),
+        PairLoss(InfoNCE()),
     ],
 )
 def test_every_loss_of_pairs_can_be_wrapped(loss: nn.Module) -> None:

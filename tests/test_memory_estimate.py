@@ -132,7 +132,7 @@ def test_what_a_loss_takes_is_not_underestimated_beyond_what_is_measured(loss: s
 
 
 def test_a_loss_whose_memory_grows_with_the_cube_of_the_batch_is_extrapolated_so() -> None:
-    one = described(loss={"name": "info_nce"}, batch={"size": 128})
+    one = described(loss={"name": "triplet"}, batch={"size": 128})
     assert loss_memory(one, 8, largest=64) == pytest.approx(loss_memory(one, 8), rel=0.1)
 
 

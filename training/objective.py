@@ -9,6 +9,7 @@ from roadmatch.losses import adapted, ready
 from roadmatch.losses.adapted import Adapted, triplet_indices
 from roadmatch.losses.approximations import Sigmoid, UpperBound
 from roadmatch.losses.distributed import DistributedGlobalAP, DistributedMeans, InEachProcess, Mean
+from roadmatch.losses.info_nce import InfoNCE
 from roadmatch.losses.koleo import KoLeo
 from roadmatch.losses.margins import Margins, Reduction
 from roadmatch.losses.pair_loss import Term
@@ -83,7 +84,7 @@ def _alone(loss: recipe.Loss) -> nn.Module:
         case recipe.Contrastive():
             return adapted.contrastive(loss.positive, loss.negative)
         case recipe.InfoNce():
-            return adapted.info_nce(loss.temperature)
+            return ready.info_nce(loss.temperature)
         case recipe.Triplet():
             return adapted.triplet(loss.margin)
         case recipe.KoLeo():
@@ -107,7 +108,7 @@ def _means(loss: recipe.Loss) -> list[Mean]:
         case recipe.Tcm() | recipe.Contrastive():  # the same loss, with other margins
             return _sides(loss.positive, loss.negative, Reduction.VIOLATING)
         case recipe.InfoNce():
-            return [Mean(_of_pairs(adapted.info_nce(loss.temperature)), _positives)]
+            return [Mean(InfoNCE(loss.temperature), _positives)]
         case recipe.Triplet():
             return [Mean(_of_pairs(adapted.triplet(loss.margin)), _triplets_above(loss.margin))]
         case recipe.KoLeo():

@@ -29,15 +29,6 @@ def multi_similarity(alpha: float = 2.0, beta: float = 50.0, base: float = 0.5) 
     return Adapted(losses.MultiSimilarityLoss(alpha, beta, base, distance=_Cosine()), pair_indices)
 
 
-def info_nce(temperature: float = 0.07) -> "Adapted":
-    """-log of a positive's share among itself and the query's negatives, mean over positive pairs.
-
-    NTXent (Chen et al., 2020) and InfoNCE (Oord et al., 2018) are this loss. The library holds a matrix of positive by
-    negative pairs: some hundred images at a time.
-    """
-    return Adapted(losses.NTXentLoss(temperature, distance=_Cosine()), pair_indices)
-
-
 def arc_face(classes: int, dimensions: int, margin_degrees: float = 28.6, scale: float = 64.0) -> "Adapted":
     """ArcFace (Deng et al., 2019); one weight per class, which the optimizer has to be given."""
     return Adapted(losses.ArcFaceLoss(classes, dimensions, margin_degrees, scale, distance=_Cosine()), classes=classes)

@@ -1,6 +1,7 @@
 """The losses of the papers under their names, ready to use."""
 
 from roadmatch.losses.approximations import BlackBox, Sigmoid, SoftBins, UpperBound
+from roadmatch.losses.info_nce import InfoNCE
 from roadmatch.losses.koleo import KoLeo
 from roadmatch.losses.margins import Margins, Reduction
 from roadmatch.losses.pair_loss import PairLoss
@@ -70,6 +71,11 @@ def calibration(positive: float = 0.9, negative: float = 0.6, reduction: Reducti
 def tcm(positive: float = 0.9, negative: float = 0.5) -> PairLoss:
     """TCM (Zhang et al., 2024): the mean over the pairs beyond the margins. It is meant beside another loss."""
     return PairLoss(Margins(positive, negative, Reduction.VIOLATING))
+
+
+def info_nce(temperature: float = 0.07) -> PairLoss:
+    """InfoNCE (Oord et al., 2018), which NTXent (Chen et al., 2020) is, too: mean over positive pairs."""
+    return PairLoss(InfoNCE(temperature))
 
 
 def siglip(scale: float = 10.0, bias: float = -10.0) -> PairLoss:
