@@ -13,8 +13,8 @@ from roadmatch.losses.pairs import Pairs
 class InfoNCE:
     """-log of a positive's share among itself and its query's negatives, mean over positive pairs.
 
-    With similarities p and n over the temperature -log(e^p / (e^p + sum of e^n)) = log(1 + e^(lse(n) - p)), whose sum is
-    the same for all positives of a query: libraries that form each positive with each negative need the cube of the
+    With similarities p and n over the temperature, -log(e^p / (e^p + sum of e^n)) = log(1 + e^(lse(n) - p)), whose sum
+    is the same for all positives of a query: libraries that form each positive with each negative need the cube of the
     batch. NTXent (Chen et al., 2020, eq. 1) and InfoNCE (Oord et al., 2018, eq. 4) are this loss.
     Raises ValueError for a temperature that is not positive.
     """
