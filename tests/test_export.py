@@ -287,7 +287,7 @@ def test_a_command_that_fails_says_so_in_one_line_and_leaves_nothing(
     for command, words in (
         (_command(weights_file, out, architecture="hf-hub:a/b"), "has no model"),
         (_command(weights_file, out, architecture="test_resnet"), "do not fit"),
-        (_command(weights_file, out, *size, architecture="test_vit"), "160 px only"),
+        (_command(weights_file, out, *size, architecture="vit_tiny_patch16_224"), "224 px only"),
         (_command(tmp_path / "nowhere.pth", out), "nowhere.pth"),
         (_command(weights_file, out, *size, "--background", pictures), "broken.png"),
         (_command(weights_file, out, *size, "--background", tmp_path / "none"), "no files"),

@@ -6,7 +6,6 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -167,27 +166,29 @@ def test_the_best_model_loads_strictly_into_what_serving_builds(done: tuple[str,
         assert set(found) == {name for name in backbone.state_dict() if name.startswith("head.")}
 
 
-def interrupted_after(steps: int, run: Path, number: signal.Signals = signal.SIGINT) -> threading.Thread:
-    """Sends this process a signal once the log has so many steps."""
+def interrupt_after(steps: int, monkeypatch: pytest.MonkeyPatch, number: signal.Signals = signal.SIGINT) -> None:
+    """Sends this process a signal in the midst of a step: not later, when nobody takes it any more."""
+    taken = 0
 
-    def watch() -> None:
-        log = run / "log.jsonl"
-        while not log.exists() or log.read_text().count('"step", ') < steps:
-            time.sleep(0.002)
-        os.kill(os.getpid(), number)
+    def counted(*given: Any, **named: Any) -> step.Stepped:
+        nonlocal taken
+        taken += 1
+        if taken == steps:
+            signal.raise_signal(number)
+        return step.backward(*given, **named)
 
-    thread = threading.Thread(target=watch, daemon=True)
-    thread.start()
-    return thread
+    monkeypatch.setattr(loop, "backward", counted)
 
 
-def test_an_interrupted_run_goes_on_to_the_same_bits(done: tuple[str, Path], given: Path, tmp_path: Path) -> None:
+def test_an_interrupted_run_goes_on_to_the_same_bits(
+    done: tuple[str, Path], given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     mode, undisturbed = done
     run, recipe = tmp_path / "run", settled(given, mode)
-    thread = interrupted_after(3, run, signal.SIGINT if mode == "whole" else signal.SIGTERM)
-    with pytest.raises(KeyboardInterrupt):
-        fit(recipe, run, show=False)
-    thread.join()
+    with monkeypatch.context() as patched:
+        interrupt_after(4, patched, signal.SIGINT if mode == "whole" else signal.SIGTERM)
+        with pytest.raises(KeyboardInterrupt):
+            fit(recipe, run, show=False)
     state = checkpoints.read_state(run / "checkpoints" / "last")
     assert 3 <= state.steps < len(course(undisturbed))
     assert len(course(run)) == state.steps

@@ -2,7 +2,6 @@
 
 import json
 import os
-import resource
 import sys
 import threading
 from collections.abc import Iterator
@@ -144,15 +143,11 @@ def test_on_a_terminal_a_bar_shows_loss_pace_and_time_left(tmp_path: Path, monke
         assert part in shown
 
 
-def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path) -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(tmp_path, total=6, done=0, epochs=2, writes=True, show=False)
-    watch.step(taken(1))
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "log.jsonl").stat().st_size, hard))
-    try:
-        with pytest.raises(LogError, match="make room, and resume") as caught:
-            watch.diagnosis(1, 1, FOUND)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-        watch.close()
+    watch._log.close()
+    monkeypatch.setattr(watch, "_log", Path("/dev/full").open("a", buffering=1))
+    with pytest.raises(LogError, match="make room, and resume") as caught:
+        watch.diagnosis(1, 1, FOUND)
+    watch.close()  # hides no error, and is none
     assert "\n" not in str(caught.value)

@@ -5,6 +5,7 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -129,12 +130,13 @@ class Watch:
             print(line, file=sys.stderr, flush=True)
 
     def close(self) -> None:
-        """What was written is on the disk; the bar is gone."""
+        """What was written is on the disk; the bar is gone. A full disk has been told of by then."""
         if self._bar is not None:
             self._bar.stop()
         if self._writes:
-            self._log.close()
-            self._board.close()
+            for file in (self._log, self._board):
+                with suppress(OSError):
+                    file.close()
 
     def _line(self, kind: str, record: Mapping[str, object]) -> None:
         try:
