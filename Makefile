@@ -21,7 +21,7 @@ check: $(DEV)/.installed  ## ruff, mypy strict, import contracts
 bench: $(DEV)/.installed  ## speed as ratios, JSON on stdout
 	$(DEV)/bin/python -m benchmarks.serving
 
-faults: $(DEV)/.installed  ## the long fault runs
+faults: $(DEV)/.installed  ## the long fault runs, and other tests that take long
 	$(DEV)/bin/python -m pytest -m faults --timeout 1800
 
 bundle: $(DEV)/.installed  ## build and calibrate the bundle that comes with Roadmatch (needs apt-get and dpkg, no root)

@@ -40,6 +40,7 @@ log = logging.getLogger("roadmatch.service")
 _SELF_CHECK_SEED = 1
 _UPLOAD_GRACE_S = 600.0
 """An upload is there before the row of its job, by less than this."""
+_GOODBYE_S = 5.0
 _SPARE = 2
 """So many more pictures are worked on than there are cores: each waits now and then for a lock or for memory."""
 
@@ -67,6 +68,7 @@ class Service:
     _asked: set[tuple[str, str]] = field(default_factory=set)
     _seen: dict[str, Gallery] = field(default_factory=dict)  # by name, as last searched
     _ended: threading.Event = field(default_factory=threading.Event)
+    _house: threading.Thread | None = None
 
     @property
     def default_bundle(self) -> str:
@@ -216,6 +218,11 @@ class Service:
         now = time.monotonic()
         checks.record(gallery.id, generation, threshold, check, now_s=now, took_s=now - started)
 
+    def start_keeping_house(self) -> None:
+        """On a thread of its own, until the service ends."""
+        self._house = threading.Thread(target=self.keep_house, name="housekeeping", daemon=True)
+        self._house.start()
+
     def keep_house(self) -> None:
         """Until the service ends: self-checks and cancelled jobs each second, a sweep of orphans each hour."""
         swept = 0.0
@@ -238,6 +245,8 @@ class Service:
     def close(self) -> None:
         """Let go of everything."""
         self._ended.set()
+        if self._house is not None:
+            self._house.join(_GOODBYE_S)  # or a connection that it holds outlives the database's end
         self.workers.stop()
         if self.broker is not None:
             self.broker.close()
@@ -272,7 +281,7 @@ def open_service(settings: Settings) -> Service:
         broker=Broker(settings.broker) if settings.broker else None,
         watchers=anyio.CapacityLimiter(4),
     )
-    threading.Thread(target=service.keep_house, name="housekeeping", daemon=True).start()
+    service.start_keeping_house()
     return service
 
 

@@ -31,6 +31,7 @@ def printed_by(*arguments: str) -> dict[str, Any]:
     return figures
 
 
+@pytest.mark.faults
 def test_the_benchmark_of_serving_prints_its_five_bars_and_nothing_else(tmp_path: Path) -> None:
     bundle = tiny_bundle(tmp_path / "tiny")
     figures = printed_by("benchmarks.serving", "--quick", "--bundle", str(bundle.folder))
@@ -102,6 +103,7 @@ def test_the_client_reads_an_answer_in_pieces_and_refuses_any_but_200() -> None:
         assert b"\r\n\r\npicture\r\n--" in speaker.heard
 
 
+@pytest.mark.faults
 def test_the_benchmark_of_the_losses_prints_its_bars_and_nothing_else() -> None:
     figures = printed_by("benchmarks.losses", "--quick")
     assert len(figures["bars"]) == 18
@@ -110,6 +112,7 @@ def test_the_benchmark_of_the_losses_prints_its_bars_and_nothing_else() -> None:
     assert all(bar["holds"] for bar in exact)
 
 
+@pytest.mark.faults
 def test_the_benchmark_for_gpus_runs_without_one_where_it_is_asked_to() -> None:
     figures = printed_by("benchmarks.gpu", "--device", "cpu", "--quick")
     assert [bar["holds"] for bar in figures["bars"]] == [True, True]

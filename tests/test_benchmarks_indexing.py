@@ -80,12 +80,14 @@ def test_a_course_is_told_by_its_peak_its_growth_and_the_slope_of_its_second_hal
     assert course.slope_a_minute == pytest.approx(6)
 
 
+@pytest.mark.faults
 def test_an_import_that_changes_nothing_is_measured(tmp_path: Path) -> None:
     (bar,), figures = unchanged(tmp_path, default_bundle_folder(), 70)
     assert bar["bar"] == ">= 5000"
     assert figures["per_s"] == pytest.approx(70 / figures["seconds"])
 
 
+@pytest.mark.faults
 def test_only_an_image_s_own_tables_grow_with_the_images(tmp_path: Path) -> None:
     (bar,), figures = rows(tmp_path, default_bundle_folder(), 2)
     assert (bar["value"], bar["holds"]) == (0, True)

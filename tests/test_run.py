@@ -364,7 +364,14 @@ def test_a_worker_process_works_on_jobs_until_it_is_told_to_stop(
     assert errors == b""
 
 
-@pytest.mark.parametrize("moment", ["embedded@1", "blob_written@5", "before_commit@1", "after_commit@1"])
+@pytest.mark.parametrize(
+    "moment",
+    [
+        "before_commit@1",
+        "after_commit@1",
+        *(pytest.param(moment, marks=pytest.mark.faults) for moment in ("embedded@1", "blob_written@5")),
+    ],
+)
 def test_a_worker_that_is_killed_loses_and_doubles_nothing(
     place: tuple[Path, GalleryStore, Gallery], bundle: Path, photos: Path, moment: str
 ) -> None:
