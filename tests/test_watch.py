@@ -146,7 +146,8 @@ def test_on_a_terminal_a_bar_shows_loss_pace_and_time_left(tmp_path: Path, monke
 def test_a_full_disk_is_an_error_of_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     watch = Watch(tmp_path, total=6, done=0, epochs=2, writes=True, show=False)
     watch._log.close()
-    monkeypatch.setattr(watch, "_log", Path("/dev/full").open("a", buffering=1))
+    full = Path("/dev/full").open("a", buffering=1)  # noqa: SIM115 - the watch closes it
+    monkeypatch.setattr(watch, "_log", full)
     with pytest.raises(LogError, match="make room, and resume") as caught:
         watch.diagnosis(1, 1, FOUND)
     watch.close()  # hides no error, and is none

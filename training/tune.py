@@ -1,8 +1,8 @@
 """Learning rate and temperature by search, then a run on all training classes with the best: gSAP's protocol.
 
 As in Global Average Precision for Representation Learning (2026): the training classes are divided 70 to 30 by a seeded
-hash, many trials are fitted on the first part and judged by gAP on the second, and the best setting is fitted anew on both.
-Test classes have no part in it.
+hash, many trials are fitted on the first part and judged by gAP on the second, and the best setting is fitted anew on
+both. Test classes have no part in it.
 """
 
 import json
