@@ -1,6 +1,6 @@
 """The drawings that training is tried on: the same thing drawn by several vendors, out of six npm packages.
 
-`python -m benchmarks.drawings FOLDER` fetches the packages (9.4 MB), draws 8,781 pictures of 1,636 things and writes
+`python -m benchmarks.drawings FOLDER` fetches the packages (9.4 MB), draws 8,381 pictures of 1,557 things and writes
 two manifests: `all.csv`, and `objects.csv` without people, faces, symbols and flags. A vendor is to a thing what a
 camera is to a person, so that pairs of the same vendor can be left out of an evaluation. The pictures belong to their
 makers: `SOURCES.md`, written beside them, names each with the licence.
@@ -155,6 +155,15 @@ def drawings_of(vendors: Sequence[tuple[str, Mapping[str, Any], Mapping[str, str
             yield from (Drawing(thing, vendor, category, svg) for vendor, svg in by_vendor)
 
 
+def of_their_own(drawings: Sequence[Drawing], pictures: Sequence[bytes]) -> list[int]:
+    """Numbers of the drawings whose thing shares no picture with a thing before it: a vendor may draw two as one."""
+    first: dict[bytes, str] = {}
+    for drawing, png in zip(drawings, pictures, strict=True):
+        first.setdefault(png, drawing.thing)
+    shared = {drawing.thing for drawing, png in zip(drawings, pictures, strict=True) if first[png] != drawing.thing}
+    return [number for number, drawing in enumerate(drawings) if drawing.thing not in shared]
+
+
 def picture(svg: str) -> bytes:
     """SVG -> PNG, RGB: the drawing on white, with a margin."""
     import resvg_py
@@ -214,18 +223,19 @@ def _fetch(folder: Path, package: Package) -> None:
 
 def _write(folder: Path, drawings: Sequence[Drawing]) -> None:
     """All pictures, then the manifests; those of an earlier try are replaced."""
+    with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as processes:
+        pictures = list(processes.map(picture, [drawing.svg for drawing in drawings], chunksize=64))
+    kept = of_their_own(drawings, pictures)
     with tempfile.TemporaryDirectory(dir=folder, prefix=".images.") as draft:
-        with ProcessPoolExecutor(len(os.sched_getaffinity(0))) as processes:
-            made = processes.map(picture, [drawing.svg for drawing in drawings], chunksize=64)
-            for drawing, png in zip(drawings, made, strict=True):
-                file = Path(draft) / drawing.row.path
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_bytes(png)
+        for number in kept:
+            file = Path(draft) / drawings[number].row.path
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(pictures[number])
         shutil.rmtree(folder / "images", ignore_errors=True)
         (Path(draft) / "images").rename(folder / "images")
-    for name, taken in ((ALL, drawings), (ONLY_OBJECTS, [each for each in drawings if each.category in OBJECTS])):
-        listed = manifest.of_rows(folder, (drawing.row for drawing in taken), str)
-        manifest.write(listed, folder / name)
+    rows = [drawings[number].row for number in kept]
+    for name, taken in ((ALL, rows), (ONLY_OBJECTS, [row for row in rows if row.category in OBJECTS])):
+        manifest.write(manifest.of_rows(folder, taken, str), folder / name)
 
 
 def _sources(packages: Sequence[Package]) -> str:
@@ -236,7 +246,8 @@ def _sources(packages: Sequence[Package]) -> str:
     return "\n".join(
         [
             "# Where the drawings come from",
-            f"Drawn on white, {DRAWN} of {CANVAS} pixels; things that {FEWEST} of these packages draw, no skin tones.",
+            f"Drawn on white, {DRAWN} of {CANVAS} pixels; things that {FEWEST} of these packages draw.",
+            "Left out: skin tones, and things of which a package has the same picture as of another.",
             *lines,
             "",
         ]

@@ -13,6 +13,10 @@ from torch.nn.functional import normalize
 from torch.nn.parallel import DistributedDataParallel
 
 from roadmatch.losses import adapted, ready
+from roadmatch.losses.approximations import UpperBound
+from roadmatch.losses.margins import Margins
+from roadmatch.losses.pair_loss import PairLoss
+from roadmatch.losses.rank_ap import RankAP, Scope
 from training import recipe
 from training.objective import objective_of
 from training.step import backward
@@ -25,6 +29,7 @@ LOSSES: dict[str, Parts] = {
     "smooth_ap": (recipe.SmoothAp(temperature=0.05), ()),
     "sup_ap": (recipe.SupAp(temperature=0.05, slope=20), ()),
     "roadmap": (recipe.Roadmap(weight=0.3), ()),
+    "roadmap by query": (recipe.Roadmap(weight=0.3, violating=False), ()),
     "recall_at_k": (recipe.RecallAtK(ks=(1, 2)), ()),
     "calibration": (recipe.Calibration(), ()),
     "tcm": (recipe.Tcm(), ()),
@@ -125,7 +130,11 @@ def test_two_processes_have_the_loss_and_the_gradient_of_one(
         (recipe.Gsap(temperature=0.03, drop=0.2), ready.gsap(0.03, 0.2)),
         (recipe.SmoothAp(temperature=0.03), ready.smooth_ap(0.03)),
         (recipe.SupAp(temperature=0.03, slope=7), ready.sup_ap(0.03, 7)),
-        (recipe.Roadmap(weight=0.2, positive=0.8, negative=0.3), ready.roadmap(0.2, 0.8, 0.3)),
+        (recipe.Roadmap(weight=0.2, positive=0.8, negative=0.3, violating=False), ready.roadmap(0.2, 0.8, 0.3)),
+        (
+            recipe.Roadmap(weight=0.2, positive=0.8, negative=0.3),
+            PairLoss(RankAP(Scope.PER_QUERY, UpperBound()), Margins(0.8, 0.3), weights=(0.8, 0.2)),
+        ),
         (recipe.RecallAtK(ks=(1, 3)), ready.recall_at_k((1, 3))),
         (recipe.Calibration(positive=0.8, negative=0.3), ready.calibration(0.8, 0.3)),
         (recipe.Tcm(positive=0.8, negative=0.3), ready.tcm(0.8, 0.3)),

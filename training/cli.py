@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ RUNS = Path("runs")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status: 0 done, 1 an expected failure (one line on stderr), 2 a wrong command line, 130 interrupted."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # torch's threads would spin where others want the cores, too
     chosen = parser().parse_args(arguments)
     run: Run = chosen.run
     try:

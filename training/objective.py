@@ -12,7 +12,7 @@ from roadmatch.losses.distributed import DistributedGlobalAP, DistributedMeans, 
 from roadmatch.losses.info_nce import InfoNCE
 from roadmatch.losses.koleo import KoLeo
 from roadmatch.losses.margins import Margins, Reduction
-from roadmatch.losses.pair_loss import Term
+from roadmatch.losses.pair_loss import PairLoss, Term
 from roadmatch.losses.pairs import Pairs
 from roadmatch.losses.precision import full_precision
 from roadmatch.losses.rank_ap import RankAP, Scope
@@ -74,7 +74,8 @@ def _alone(loss: recipe.Loss) -> nn.Module:
         case recipe.SupAp():
             return ready.sup_ap(loss.temperature, loss.slope)
         case recipe.Roadmap():
-            return ready.roadmap(loss.weight, loss.positive, loss.negative)
+            margins = Margins(loss.positive, loss.negative, _reduction(loss))
+            return PairLoss(RankAP(Scope.PER_QUERY, UpperBound()), margins, weights=(1 - loss.weight, loss.weight))
         case recipe.RecallAtK():
             return ready.recall_at_k(loss.ks)
         case recipe.Calibration():
@@ -100,7 +101,7 @@ def _means(loss: recipe.Loss) -> list[Mean]:
             return [Mean(RankAP(Scope.PER_QUERY, UpperBound(loss.temperature, loss.slope)), _with_positives)]
         case recipe.Roadmap():
             ranking = Mean(RankAP(Scope.PER_QUERY, UpperBound()), _with_positives, 1 - loss.weight)
-            return [ranking, *_sides(loss.positive, loss.negative, Reduction.PER_QUERY, loss.weight)]
+            return [ranking, *_sides(loss.positive, loss.negative, _reduction(loss), loss.weight)]
         case recipe.RecallAtK():
             return [Mean(RecallAtK(loss.ks), _with_positives)]
         case recipe.Calibration():
@@ -116,6 +117,10 @@ def _means(loss: recipe.Loss) -> list[Mean]:
             return [Mean(KoLeo(loss.negatives_only), counted)]
         case recipe.Gsap():
             raise ValueError("gSAP is one list of all pairs, and no mean")
+
+
+def _reduction(loss: recipe.Roadmap) -> Reduction:
+    return Reduction.VIOLATING if loss.violating else Reduction.PER_QUERY
 
 
 def _sides(positive: float, negative: float, reduction: Reduction, weight: float = 1.0) -> list[Mean]:

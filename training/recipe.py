@@ -176,6 +176,10 @@ class Roadmap(Part):
     weight: float = Field(default=0.5, ge=0, le=1, description="of the calibration; SupAP has the rest")
     positive: Margin = Field(default=0.9, description="similarity that positives shall reach")
     negative: Margin = Field(default=0.6, description="similarity that negatives shall stay below")
+    violating: bool = Field(
+        default=True,
+        description="average margins over the pairs beyond them, as the published code does; else over a query's pairs",
+    )
 
 
 class RecallAtK(Part):
