@@ -108,8 +108,11 @@ def cancel(chosen: Namespace) -> int:
 
 
 def failures(chosen: Namespace) -> int:
-    """Print every entry of a job that did not go in. -> exit status"""
+    """Print every entry of a job that did not go in, and why the job failed as a whole if it did. -> exit status"""
     with client_of(chosen) as client:
+        job = client.job(chosen.job)
+        if job["error"] and not chosen.json:
+            show(chosen, job, lambda: [f"the job failed: {job['error']}"])
         for answer in client.failures(chosen.job):
             show(chosen, answer, lambda answer=answer: [_failure_line(FailureRow.of(answer))])  # type: ignore[misc]
     return 0

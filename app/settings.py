@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from roadmatch.blobs import bucket_of
 from roadmatch.bundle import default_bundle_folder
 from roadmatch.errors import RoadmatchError
+from roadmatch.jobs.hosts import hosts_of
 
 PREFIX = "ROADMATCH_"
 DATABASE = "roadmatch.db"
@@ -79,6 +80,12 @@ class Settings(BaseSettings):
         for folder in value:
             if not folder.is_absolute():
                 raise ValueError(f"{folder} is no absolute path: write it from the root on, as in /srv/pictures")
+        return value
+
+    @field_validator("import_hosts")
+    @classmethod
+    def _are_hosts(cls, value: str) -> str:
+        hosts_of(value)
         return value
 
     @field_validator("broker")

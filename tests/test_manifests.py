@@ -294,3 +294,13 @@ def test_ids_come_from_a_list_or_an_upload(places: Places, source: dict[str, obj
     assert [failure.code for failure in rest if isinstance(failure, Failure)] == ["duplicate-id", "invalid-item"]
     assert counted({"kind": "ids", **source}, places) == 4
     assert read(one) == "no-picture"
+
+
+def test_what_a_url_holds_of_secrets_is_not_shown(places: Places) -> None:
+    data = b"id,url\na,https://me:secret@example.com/x/a.jpg?token=secret#secret\n"
+    data += b"b,https://example.com/b?.jpg\n"
+    assert [name for name, _ in outcomes(places, data)] == [
+        "line 2: https://example.com/x/a.jpg",
+        "line 3: https://example.com/b",
+    ]
+    assert outcomes(places, b"id,path\na,what?.jpg\n")[0][0] == "line 2: what?.jpg"

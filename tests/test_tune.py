@@ -52,3 +52,11 @@ def test_less_than_one_trial_is_refused(given: Path, tmp_path: Path) -> None:  #
     with pytest.raises(tune.TuneError, match="0 trials: at least 1 is needed"):
         tune.tune(recipe_of(given, "linear"), tmp_path / "search", trials=0)
     assert not (tmp_path / "search").exists()
+
+
+def test_a_trial_has_fewer_classes_and_takes_as_many_as_there_are(given: Path, tmp_path: Path) -> None:  # noqa: F811
+    recipe = recipe_of(given, "linear", fit__epochs=1, batch__size=18, batch__per_class=2, data__validation=0.0)
+    result = tune.tune(recipe, tmp_path / "search", trials=1, show=False)
+    tried = recipe_file.read(tmp_path / "search" / "trials" / "00" / RECIPE)
+    assert tried.batch.size < 18
+    assert recipe_file.read(tmp_path / "search" / f"final-{result['best']['trial']:02}" / RECIPE).batch.size == 18

@@ -141,10 +141,11 @@ def add_evaluate(commands: "Subcommands") -> None:
 
 
 def run_evaluate(chosen: argparse.Namespace) -> None:
-    """Prints what evaluation.json holds."""
+    """Prints what evaluation.json holds, but for its long lists of counts."""
     from training.evaluate import evaluate
 
-    print(json.dumps(evaluate(chosen.folder), indent=2))
+    figures = {name: value for name, value in evaluate(chosen.folder).items() if name != "similarities"}
+    print(json.dumps(figures, indent=2))
 
 
 def add_calibrate(commands: "Subcommands") -> None:

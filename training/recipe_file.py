@@ -109,7 +109,10 @@ def _from_folder(tree: Tree, folder: Path) -> Tree:
         fields = tree.get(part)
         value = fields.get(field) if isinstance(fields, dict) else None
         if isinstance(value, str) and value and value not in NO_FILES:
-            path = (folder / Path(value).expanduser()).resolve()
+            try:
+                path = (folder / Path(value).expanduser()).resolve()
+            except (OSError, RuntimeError, ValueError) as error:  # a NUL, a loop of links, nobody's home folder
+                raise RecipeError(f"{part}.{field} is no path: {str(error).rstrip('.')}") from error
             tree = {**tree, part: {**tree[part], field: str(path)}}
     return tree
 

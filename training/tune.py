@@ -18,8 +18,10 @@ from optuna.storages.journal import JournalFileBackend
 from optuna.trial import Trial, TrialState
 
 from roadmatch.errors import RoadmatchError
-from training import checkpoints, recipe_file, run_folder
+from training import checkpoints, recipe_file, run_folder, splits
 from training.fit import fit
+from training.layouts import images_of
+from training.manifest import Split
 from training.recipe import Mode, Recipe
 from training.run_folder import BEST, LAST
 
@@ -110,11 +112,21 @@ def with_settings(recipe: Recipe, params: Mapping[str, float], validation: float
 
 
 def _gap_of(recipe: Recipe, run: Path, show: bool) -> float:
-    _fit(recipe, run, show)
+    _fit(_with_room(recipe), run, show)
     best = checkpoints.read_state(run / BEST).best
     if best is None:
         raise TuneError(f"{run} has no validation: the training classes are too few for {JUDGED_ON:.0%} to judge by")
     return best
+
+
+def _with_room(recipe: Recipe) -> Recipe:
+    """The recipe with batches of no more classes than there are to train a trial on: fewer than in the end."""
+    data, batch = recipe.data, recipe.batch
+    images = splits.split(images_of(data), validation=data.validation, test=data.test, seed=data.split_seed)
+    most = batch.per_class * max(2, len(images.only(Split.TRAIN).classes))
+    if batch.size <= most:
+        return recipe
+    return recipe.model_copy(update={"batch": batch.model_copy(update={"size": most})})
 
 
 def _fit(recipe: Recipe, run: Path, show: bool) -> None:

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 from roadmatch.blobs import bucket_of
 from roadmatch.bundle import default_bundle_folder
 from roadmatch.errors import RoadmatchError
+from roadmatch.jobs.hosts import hosts_of
 
 PREFIX = "ROADMATCH_"
 OF_THE_APP = (
@@ -59,6 +60,12 @@ class Settings(BaseSettings):
     def _split_paths(cls, value: Any) -> Any:
         return tuple(Path(part) for part in value.split(os.pathsep) if part) if isinstance(value, str) else value
 
+    @field_validator("import_hosts")
+    @classmethod
+    def _are_hosts(cls, value: str) -> str:
+        hosts_of(value)
+        return value
+
     @field_validator("broker")
     @classmethod
     def _is_redis(cls, value: str) -> str:
@@ -100,4 +107,4 @@ class Settings(BaseSettings):
     @property
     def hosts(self) -> frozenset[str]:
         """Hosts whose pictures may be fetched."""
-        return frozenset(host.strip().lower() for host in self.import_hosts.split(",") if host.strip())
+        return hosts_of(self.import_hosts)

@@ -20,13 +20,13 @@ from urllib3.connection import HTTPSConnection
 from urllib3.connectionpool import HTTPSConnectionPool
 
 from roadmatch.jobs.entry import MOST_BYTES, EntryFailed
+from roadmatch.jobs.hosts import checked
 
 DEADLINE_S = 10.0
 """For all of a picture: names, connection, redirects and bytes."""
 MOST_REDIRECTS = 3
 _CHUNK = 65_536
 _URL = re.compile(r"(?i:https)://([A-Za-z0-9.-]+)(?::443)?(?:[/?](?:(?![\\#])[!-~])*)?")
-_HOST = re.compile(r"(?=.{1,253}\Z)(?:[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?\.)+[a-z](?:[a-z0-9-]{0,61}[a-z0-9])?")
 _HEADERS = {"User-Agent": "Roadmatch", "Accept": "image/*", "Accept-Encoding": "identity"}
 _ERRORS = (requests.RequestException, urllib3.exceptions.HTTPError, AntiSSRFError, OSError, ValueError)
 
@@ -40,9 +40,7 @@ def fetcher(hosts: frozenset[str], *, deadline_s: float = DEADLINE_S) -> Callabl
 
     hosts: names as example.com, each for itself and not for those below it. Raises ValueError for what is no such name.
     """
-    for host in hosts:
-        if not _HOST.fullmatch(host):
-            raise ValueError(f"a host is a name in small letters, as pictures.example.com: {host!r}")
+    checked(hosts)
 
     def fetch(url: str) -> bytes:
         download = _Download(hosts, url)

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -14,6 +15,7 @@ from roadmatch.jobs.entry import Broken, EntryFailed, Found, SourceError, shown
 
 HOSTS_SETTING = "ROADMATCH_IMPORT_HOSTS"
 """The setting by which an operator allows URLs."""
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.-]*://)(?:[^/?#]*@)?([^?#]*)")
 COLUMNS = ("id", "path", "url", "label", "metadata")
 _HEADER = "line 1 names the columns: id, path or url, and if wanted label and metadata, with commas between"
 _LONGEST_LINE = 1_000_000
@@ -196,6 +198,12 @@ def _broken(line: int, row: Any, detail: str) -> Broken:
     return Broken(_name(line, row), "invalid-row", shown(detail))
 
 
+def _without_secrets(named: str) -> str:
+    """A URL without user, password and query, which may hold a token; a path as it is."""
+    url = _ADDRESS.match(named)
+    return f"{url[1]}{url[2]}" if url else named
+
+
 def _name(line: int, row: Any) -> str:
     named = (row.get("path") or row.get("url") or row.get("id")) if isinstance(row, dict) else None
-    return shown(f"line {line}: {named}") if isinstance(named, str) else f"line {line}"
+    return shown(f"line {line}: {_without_secrets(named)}") if isinstance(named, str) else f"line {line}"
