@@ -9,6 +9,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 
 
+@pytest.mark.faults
 def test_the_benchmark_of_the_metrics_prints_its_bars_and_nothing_else() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "benchmarks.metrics", "--quick"],

@@ -274,6 +274,7 @@ def assert_consistent(folder: Path, bundle: Path, database: str, searches: int, 
             check(GalleryStore(opened, FolderBlobs(data / "pictures")), galleries.get(opened, "g"), living)
 
 
+@pytest.mark.faults
 def test_searches_among_writes_are_consistent(tmp_path: Path, bundle: Path, sqlite_url: str) -> None:
     assert_consistent(tmp_path, bundle, sqlite_url, searches=480, processes=1)
 

@@ -217,6 +217,7 @@ def kill_series(place: Place, plan: Sequence[str | None], rng: random.Random) ->
     return figures
 
 
+@pytest.mark.faults
 def test_a_few_kills_of_a_worker_lose_and_double_nothing(bundle: Path, tmp_path: Path, sqlite_url: str) -> None:
     with place_of(tmp_path, bundle, sqlite_url, 3 * MOST_ENTRIES) as place:
         figures = kill_series(place, [None, f"blob_written@{MOST_ENTRIES + 9}"], random.Random(SEED))

@@ -15,7 +15,7 @@ from training.recipe_table import DOCUMENT
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 PUBLISHED = sorted(path for path in FOLDER.glob("*-*.yaml"))
-SHARED = sorted((FOLDER / "shared").glob("*.yaml"))
+PARTS = sorted((FOLDER / "parts").glob("*.yaml"))
 CLASSES = {  # of the official training split
     Layout.SOP: 11_318,
     Layout.CUB: 100,
@@ -64,10 +64,10 @@ def test_a_recipe_says_what_the_paper_reached_where_and_that_nobody_measured_it_
     assert path.read_text().startswith("# ")
 
 
-@pytest.mark.parametrize("path", SHARED, ids=named)
+@pytest.mark.parametrize("path", PARTS, ids=named)
 def test_what_recipes_share_is_used_and_explained(path: Path) -> None:
-    users = [other for other in (*PUBLISHED, *SHARED) if f"extends: shared/{path.name}" in other.read_text()]
-    users += [other for other in SHARED if f"extends: {path.name}" in other.read_text()]
+    users = [other for other in (*PUBLISHED, *PARTS) if f"extends: parts/{path.name}" in other.read_text()]
+    users += [other for other in PARTS if f"extends: {path.name}" in other.read_text()]
     assert users
     assert path.read_text().startswith("# ")
     assert "name" not in plain_yaml.read(path)

@@ -239,6 +239,7 @@ def assert_consuming(server: Server) -> None:
     until(lambda: server.client.llen(QUEUE) == 0, 2.0)
 
 
+@pytest.mark.faults
 def test_workers_go_on_and_listen_again_when_redis_is_flushed_and_restarted(
     tmp_path: Path, bundle: Path, postgres_url: str, server: Server
 ) -> None:
