@@ -17,14 +17,13 @@ from training.features import features_of, key_of, projection_of
 from training.loading import Pictures
 from training.processes import device_of
 from training.recipe import Mode
-from training.run_folder import RunError
+from training.run_folder import FEATURES, RunError
 from training.trained import Trained, untrained
 
 Ints = NDArray[np.int64]
 
 FOLDER = "embeddings"
 AFTER, BEFORE = "after", "before"
-FEATURES = "features"  # as training.fit
 _VECTORS, _DONE = "vectors.npy", "done.npy"
 _AT_ONCE = 32  # pictures in the network: activations of a ResNet-50 at 224 px take 2 GB then, without gradients
 _BETWEEN_MARKS = 64  # batches

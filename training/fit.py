@@ -20,8 +20,6 @@ from training.recipe import Mode, Recipe
 from training.validation import Judged
 from training.watch import Watch
 
-FEATURES = "features"  # beside the runs, for all of them
-
 
 def fit(recipe: Recipe, run: Path, *, resume: bool = False, show: bool = True) -> None:
     """Trains as the recipe says, alone or as one of torchrun's processes; all that comes of it is in the folder `run`.
@@ -157,7 +155,7 @@ def _features(opened: Opened, recipe: Recipe, images: Manifest, run: Path, proce
             opened,
             recipe.network,
             images,
-            run.absolute().parent / FEATURES,
+            run.absolute().parent / run_folder.FEATURES,
             device=process.device,
             threads=process.threads(recipe.data.threads),
             progress=progress,

@@ -16,6 +16,8 @@ from training.recipe import Recipe
 
 RECIPE, MANIFEST, FINDINGS = "recipe.yaml", "manifest.parquet", "findings.txt"
 LAST, BEST = Path("checkpoints", "last"), Path("checkpoints", "best")
+FEATURES = "features"
+"""Beside the runs, for all of them."""
 _FREE = {"data.threads"}  # changes nothing but the time
 
 
