@@ -11,12 +11,14 @@ import sys
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from kombu.connection import Connection
+from kombu.entity import Exchange, Queue
 from starlette.testclient import TestClient
 
 from app.broker import Broker
@@ -24,6 +26,7 @@ from app.main import create_app
 from app.settings import Settings, SettingsError
 from tests.bundles import picture
 from tests.service import Served, environment, open_here, running
+from worker.redis_transport import Transport
 
 ROOT = Path(__file__).parents[1]
 WORKER = [sys.executable, "-m", "celery", "-A", "worker.celery_app", "worker", "--loglevel=WARNING"]
@@ -58,6 +61,13 @@ class Redis:
     def stop(self) -> None:
         self._process.terminate()
         self._process.wait(20)
+
+    @contextmanager
+    def frozen(self) -> Iterator[None]:
+        """Meanwhile it takes connections and answers nothing."""
+        self._process.send_signal(signal.SIGSTOP)
+        yield
+        self._process.send_signal(signal.SIGCONT)
 
     def ask(self, *words: str) -> str:
         """The first line of the answer to a command."""
@@ -281,3 +291,24 @@ def test_a_broker_that_is_no_redis_is_refused_without_its_password() -> None:
 def test_a_service_without_a_broker_does_not_even_import_celery() -> None:
     code = "import sys, app.main; sys.exit('celery' in sys.modules or 'kombu' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=os.environ, timeout=30, check=True)
+
+
+def test_a_worker_takes_messages_again_after_an_acknowledgement_was_lost(redis: Redis) -> None:
+    """Kombu counts it as under way for ever; with one message at a time there would be no other."""
+    queue = Queue("acknowledged", Exchange("acknowledged"), "acknowledged")
+    taken: list[Any] = []
+    options = {"transport": Transport, "transport_options": {"socket_timeout": 0.5}}
+    with (
+        Connection(redis.url) as sender,
+        Connection(redis.url, **options) as connection,
+        connection.Consumer(queue, callbacks=[lambda _, message: taken.append(message)], prefetch_count=1),
+        closing(sender.SimpleQueue(queue)) as sent,
+    ):
+        sent.put({})
+        sent.put({})
+        connection.drain_events(timeout=5)
+        with redis.frozen(), pytest.raises(connection.connection_errors):
+            taken[0].ack()
+        connection.drain_events(timeout=5)
+        taken[1].ack()
+    assert len(taken) == 2

@@ -27,6 +27,7 @@ def make_app(settings: Settings) -> Celery:
         task_serializer="json",
         worker_cancel_long_running_tasks_on_connection_loss=True,
         worker_soft_shutdown_timeout=20.0,
+        broker_transport="worker.redis_transport:Transport",
         broker_connection_retry_on_startup=True,
         broker_connection_max_retries=None,  # for ever
         broker_transport_options={"visibility_timeout": 600, "socket_timeout": 5, "socket_connect_timeout": 2},
