@@ -234,6 +234,8 @@ class Service:
                     swept = time.monotonic()
                     sweep(self.store, grace_s=self.settings.sweep_s)
                     self.sweep_uploads()
+            except RoadmatchError as error:
+                log.warning("housekeeping: %s", error)
             except Exception:
                 log.exception("housekeeping")  # a fault here must not end it for good
 

@@ -438,12 +438,14 @@ def served_through(
     Each fault is given a look at how far the job is.
     """
     data, pictures = folder / "data", photos(count, 0)
-    with running(data, bundle, database=url, import_folders=folder / "import", nice=0) as served:
+    with (
+        running(data, bundle, database=url, import_folders=folder / "import", nice=0) as served,
+        closing(open_database(url)) as database,
+    ):
         httpx.post(f"{served.url}/v1/galleries", json={"name": "g"}).raise_for_status()
         (folder / "import").mkdir()
         for name, content in pictures.items():
             (folder / "import" / name).write_bytes(content)
-        database = open_database(url)
         store = GalleryStore(database, FolderBlobs(data / "pictures"))
         sent = httpx.post(f"{served.url}/v1/galleries/g/imports", json={"folder": str(folder / "import")})
         job_id = sent.raise_for_status().json()["id"]
@@ -461,7 +463,6 @@ def served_through(
         expected = hashes(pictures) | uploads.acknowledged
         job_oracle.check(store, galleries.get(database, "g"), expected)
         assert "Traceback" not in served.errors()
-        database.close()
         assert served.stop() == 0
     return uploads, job
 

@@ -360,6 +360,7 @@ def kill_service_rounds(folder: Path, bundle: Path, count: int, rounds: int, see
     try:
         for number in range(rounds):
             begun = queue.get(database, job_id).position
+            assert begun < count, f"the job has ended before kill {number + 1}: it needs more entries"
             until(lambda begun=begun: queue.get(database, job_id).position > begun)  # type: ignore[misc]
             time.sleep(rng.uniform(0.0, 0.4))
             worker_too = number % 2 == 0
@@ -381,4 +382,4 @@ def kill_service_rounds(folder: Path, bundle: Path, count: int, rounds: int, see
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_a_service_that_is_killed_with_its_worker_goes_on_with_its_jobs(bundle: Path, tmp_path: Path) -> None:
-    kill_service_rounds(tmp_path, bundle, IMPORT, 8, SEED)
+    kill_service_rounds(tmp_path, bundle, 3 * IMPORT, 8, SEED)
