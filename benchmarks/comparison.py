@@ -17,7 +17,7 @@ from benchmarks import heads, judging
 from benchmarks.bars import Figures, at_least, at_most
 from benchmarks.heads import Course, Drawn
 from roadmatch.scoring import Vector
-from training.figures import NORMALISED
+from training.judging.figures import NORMALISED
 
 PROTOCOLS = {"across vendors": True, "all pairs": False}
 SCORES = {"similarity": None, "normalised": NORMALISED}

@@ -27,8 +27,8 @@ from typing import Any
 from PIL import Image
 
 from roadmatch.errors import RoadmatchError
-from training import manifest
-from training.manifest import Row
+from training.data import manifest
+from training.data.manifest import Row
 
 CANVAS, DRAWN = 128, 112
 """Sides, pixels: preprocessing cuts an eighth off, and what is cut off is margin."""

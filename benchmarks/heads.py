@@ -14,16 +14,17 @@ from benchmarks.drawings import ONLY_OBJECTS, DrawingsError
 from roadmatch.bundle import Head
 from roadmatch.embedding.network import head_of
 from roadmatch.scoring import Vector
-from training import recipe, splits
-from training.batches import Batches
-from training.features import Projection, features_of
-from training.held_out import background_numbers
-from training.layouts import images_of
-from training.manifest import Manifest, Split
-from training.network import initialise, open_network, parameter_groups
-from training.objective import objective_of
-from training.schedule import factor_at, optimizer_of, set_rates
-from training.step import backward
+from training import recipe
+from training.data import splits
+from training.data.batches import Batches
+from training.data.layouts import images_of
+from training.data.manifest import Manifest, Split
+from training.fitting.features import Projection, features_of
+from training.fitting.objective import objective_of
+from training.fitting.schedule import factor_at, optimizer_of, set_rates
+from training.fitting.step import backward
+from training.judging.held_out import background_numbers
+from training.network.trainable import initialise, open_network, parameter_groups
 
 Ints = NDArray[np.int64]
 

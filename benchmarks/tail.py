@@ -20,7 +20,7 @@ from roadmatch.bundle import default_bundle_folder
 from roadmatch.calibration.searches import Floats, Scored, Similarities
 from roadmatch.calibration.tail import fit_tail
 from roadmatch.scoring import ScoreRule
-from training.calibrate import Embedded
+from training.default_bundle.calibrate import Embedded
 
 Figures = dict[str, Any]
 PHOTOGRAPHS = Path(__file__).parents[1] / "tests" / "data" / "photographs.safetensors"

@@ -18,12 +18,12 @@ from roadmatch.bundle import Head
 from roadmatch.embedding.network import EmbeddingNetwork, build_backbone
 from roadmatch.images import Preprocessing
 from training import recipe
-from training.loading import Pictures
-from training.manifest import Row, of_rows
-from training.network import freeze_batch_norm, parameter_groups
-from training.objective import objective_of
-from training.schedule import optimizer_of
-from training.step import backward
+from training.data.loading import Pictures
+from training.data.manifest import Row, of_rows
+from training.fitting.objective import objective_of
+from training.fitting.schedule import optimizer_of
+from training.fitting.step import backward
+from training.network.trainable import freeze_batch_norm, parameter_groups
 
 _HALF = (0.5, 0.5, 0.5)
 

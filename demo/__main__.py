@@ -22,7 +22,7 @@ from demo.questions import Asked, edits_each, questions
 from demo.tally import Tally, tallies
 from roadmatch.errors import RoadmatchError
 from roadmatch.gallery.self_check import LEAST_IMAGES
-from training.copies import EDITS
+from training.default_bundle.copies import EDITS
 
 GALLERY = "demo"
 _LONGEST = 24

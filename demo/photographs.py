@@ -13,8 +13,8 @@ from PIL import Image
 from app.commands import id_of
 from roadmatch.errors import ImageError, RoadmatchError
 from roadmatch.images import Limits, decode
-from training.copies import LONG_SIDE, copies
-from training.photographs import MIN_SIDE, distinct
+from training.default_bundle.copies import LONG_SIDE, copies
+from training.default_bundle.photographs import MIN_SIDE, distinct
 
 SEED = 20261129
 """Of the choice of photographs, of the half that goes into the gallery and of the edits."""

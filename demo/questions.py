@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from app.verdict import Verdict
 from demo.photographs import Photograph
-from training.copies import EDITS
+from training.default_bundle.copies import EDITS
 
 AS_IT_IS = "as it is"
 _MOST = 400

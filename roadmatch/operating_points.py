@@ -41,6 +41,15 @@ class Evidence(_Record):
     false_match_rate: Rate
     precision: Rate
     match_share: Share
+    distractors: int = 0
+    """Pictures of things of which none is stored, whose searches are among those without a match."""
+    distractor_match_rate: Rate | None = None
+    """The false-match rate of these alone."""
+
+    @property
+    def independent_searches(self) -> int:
+        """Of the searches without a match: as many as there are pictures, as all copies of one hang together."""
+        return self.pictures + self.distractors
 
 
 class AppliedThreshold(_Record):
@@ -139,7 +148,7 @@ class OperatingPoints(_Record):
 
     def _refuse_what_cannot_be_shown(self, rule: str) -> None:
         asked = re.fullmatch(r"false_match_rate<=(0?\.\d+|\d+e-\d+)", rule)
-        pictures = max((point.evidence.pictures for point in self.points if point.evidence), default=0)
+        pictures = max((point.evidence.independent_searches for point in self.points if point.evidence), default=0)
         if asked and pictures and float(asked[1]) < 3 / pictures:
             raise UnsupportedRule(
                 f"the bundle's evidence cannot show {rule}; the least rate that {pictures} pictures can show is "
@@ -154,7 +163,7 @@ def promise(points: OperatingPoints, point: OperatingPoint, gallery_size: int, s
         raise ValueError(f"{point.rule} has no evidence")
     false, recall = evidence.false_match_rate, evidence.recall
     measured = (
-        f"On {evidence.what}, {evidence.pictures} pictures not used for fitting, "
+        f"On {evidence.what}, {_pictures(evidence)} not used for fitting, "
         f"{_percent(false.value)}{_bounds(false)} of searches without a match in a gallery of {evidence.gallery_size} "
         f"were answered `match`, and {_percent(recall.value)} of those with one were found."
     )
@@ -170,6 +179,11 @@ def promise(points: OperatingPoints, point: OperatingPoint, gallery_size: int, s
     if self_check is not None:
         here += f"; the gallery's own images suggest at most {_percent(self_check)}"
     return f"{measured} {here}. Other kinds of pictures need their own calibration."
+
+
+def _pictures(evidence: Evidence) -> str:
+    distractors = f" and {evidence.distractors} distractors" if evidence.distractors else ""
+    return f"{evidence.pictures} pictures{distractors}"
 
 
 def _bounds(rate: Rate) -> str:

@@ -16,7 +16,7 @@ from roadmatch.embedding.network import EmbeddingNetwork, build_backbone
 from roadmatch.images import Preprocessing
 from roadmatch.operating_points import Curves, Evidence, OperatingPoint, OperatingPoints, Rate
 from roadmatch.scoring import ScoreRule, Vector
-from training.export import sample_pictures, to_onnx
+from training.network.export import sample_pictures, to_onnx
 
 ARCHITECTURE = "test_convnext"
 SIZE = 64

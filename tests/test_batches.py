@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from training.batches import BatchError, Batches
+from training.data.batches import BatchError, Batches
+from training.data.turns import dealt, paired
 from training.recipe import Batch, Sampler, SmallClasses
-from training.turns import dealt, paired
 
 Numbers = NDArray[np.int64]
 POLICIES = st.sampled_from(list(SmallClasses))

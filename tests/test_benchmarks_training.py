@@ -21,7 +21,8 @@ from benchmarks.training_speed import Case, Effort
 from roadmatch.metrics.global_ap import global_average_precision
 from roadmatch.metrics.opis import class_utilities, opis
 from roadmatch.scoring import ScoreRule
-from training import manifest, recipe_file
+from training.data import manifest
+from training.recipe import recipe_file
 
 ROOT = Path(__file__).parents[1]
 CIRCLE = '<circle cx="8" cy="8" r="8" fill="{}"/>'

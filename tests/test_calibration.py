@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from roadmatch import bundle as bundles
 from roadmatch.calibration import Calibration, Searches, calibrate, choose_score
-from roadmatch.calibration.evidence import Judged, Rates, bootstrap, folds, rates, wilson
+from roadmatch.calibration.evidence import Judged, Rates, bootstrap, bootstrap_of, folds, rates, wilson
 from roadmatch.calibration.fit import cross_fit
 from roadmatch.calibration.rules import Fit, Rule, false_match_rate, max_f1, precision
 from roadmatch.calibration.searches import Floats, Scored, Similarities
@@ -24,8 +24,8 @@ from roadmatch.calibration.tail import fit_tail
 from roadmatch.errors import UnknownRule, UnsupportedRule
 from roadmatch.operating_points import OperatingPoint, OperatingPoints, Rate, promise
 from roadmatch.scoring import ScoreRule, Vector
-from training.calibrate import HOW, Embedded
-from training.default_bundle import EMBEDDINGS
+from training.default_bundle.__main__ import EMBEDDINGS
+from training.default_bundle.calibrate import HOW, Embedded
 
 PLAIN = ScoreRule()
 
@@ -54,6 +54,12 @@ def made_up(units: int, copies: int = 4, noise: float = 0.6, dimension: int = 24
         gallery.astype(np.float32),
         numbers,
     )
+
+
+def with_distractors(searches: Searches, count: int) -> Searches:
+    """The searches, and one query each of so many other units."""
+    others = made_up(count, copies=1, seed=1)
+    return replace(searches, distractors=others.queries, distractor_unit=10_000 + others.query_unit)
 
 
 def nothing(dimension: int = 24) -> Vector:
@@ -88,7 +94,8 @@ def test_a_score_at_the_threshold_is_accepted() -> None:
 
 
 def test_precision_falls_with_the_share_of_searches_that_have_a_match() -> None:
-    judged = Judged(np.full(100, 100.0), np.full(100, 90.0), np.zeros(100), np.full(100, 10.5), np.zeros((100, 100)))
+    none = np.zeros(100)
+    judged = Judged(np.full(100, 100.0), np.full(100, 90.0), none, np.full(100, 10.5), np.zeros((100, 100)), none)
     at_half = rates([judged], 0.5, np.random.default_rng(0), 50).precision.value
     at_tenth = rates([judged], 0.1, np.random.default_rng(0), 50).precision.value
     assert at_half == pytest.approx(0.9 / (0.9 + 0.105), abs=1e-6)
@@ -101,6 +108,25 @@ def test_precision_falls_with_the_share_of_searches_that_have_a_match() -> None:
 )
 def test_wilsons_interval_has_its_tabled_values(share: float, size: int, low: float, high: float) -> None:
     assert wilson(share, size) == pytest.approx((low, high), abs=1e-4)
+
+
+def test_a_distractor_worked_by_hand() -> None:
+    """Units 0 and 1 are stored; 2 and 3 ask, the latter twice, and nothing of theirs is there."""
+    scores = np.array([[0.9, 0.6], [0.2, 0.8], [0.7, 0.1], [0.1, 0.6], [0.2, 0.3]])
+    some = Scored(scores, 1.0, np.array([0, 1, 2, 3, 3]), np.arange(2))
+    judged = Judged.of(some, 0.5)
+    assert judged.searches.tolist() == [1, 1, 0, 0]
+    assert judged.distractors.tolist() == [0, 0, 1, 2]
+    assert judged.right.tolist() == [1, 1, 0, 0]
+    assert judged.wrong.tolist() == [0, 0, 0, 0]  # a wrong answer is one instead of a right one
+    assert judged.false.tolist() == [1, 0, 1, 1]
+    found = rates([judged], 0.5, np.random.default_rng(0), 50)
+    assert (found.with_match, found.without_match, found.distractors) == (2, 5, 2)
+    assert found.recall.value == 1
+    assert found.false_match_rate.value == pytest.approx(3 / 5)
+    assert found.distractor_match_rate is not None
+    assert found.distractor_match_rate.value == pytest.approx(2 / 3, abs=1e-6)
+    assert found.distractor_match_rate.low == pytest.approx(wilson(2 / 3, 2)[0], abs=1e-6)
 
 
 # The tail of the non-matching pairs
@@ -134,6 +160,15 @@ def test_the_tail_falls_to_nothing_at_the_ceiling_and_its_bound_lies_above_it() 
     assert tail.grid[-1] > some.ceiling
     assert tail.rate[-1] <= 1e-12
     assert tail.upper[0] > tail.rate[0] * 1.01
+
+
+def test_pairs_of_distractors_are_counted_in_the_tail() -> None:
+    some = scored(with_distractors(made_up(60), 30))
+    tail = fit_tail(some, bootstrap_of(some.is_stored, 200, np.random.default_rng(3)))
+    counted = tail.rate >= 0.02
+    for threshold, rate in zip(tail.grid[counted][::9], tail.rate[counted][::9], strict=True):
+        assert rate == pytest.approx(pair_rate(some, threshold), abs=1e-12)
+    assert tail.least_shown == pytest.approx(3 / (60 * 59 / 2 + 60 * 30))
 
 
 def test_few_pairs_show_no_small_rates() -> None:
@@ -213,6 +248,16 @@ def test_every_unit_needs_queries_and_gallery_images() -> None:
         Searches("x", searches.queries, searches.query_unit, searches.gallery[1:], searches.gallery_unit[1:])
 
 
+def test_distractors_are_of_units_that_are_not_stored() -> None:
+    searches = made_up(30)
+    with pytest.raises(ValueError, match="each distractor needs its unit"):
+        replace(searches, distractors=searches.queries[:2], distractor_unit=np.array([70]))
+    with pytest.raises(ValueError, match="each distractor needs its unit"):
+        replace(searches, distractor_unit=np.array([70]))
+    with pytest.raises(ValueError, match="has no distractors"):
+        replace(searches, distractors=searches.queries[:2], distractor_unit=np.array([70, 3]))
+
+
 # Evidence
 
 
@@ -235,20 +280,37 @@ def test_a_lone_pair_of_units_is_not_counted_three_times() -> None:
     for one in range(0, units, 2):
         pairs[one, one + 1] = 1
     false = pairs.sum(axis=1)
-    group = Judged(np.full(units, 10.0), np.full(units, 9.0), np.zeros(units), false, pairs)
+    group = Judged(np.full(units, 10.0), np.full(units, 9.0), np.zeros(units), false, pairs, np.zeros(units))
     rate = rates([group], 0.5, np.random.default_rng(0), 4000).false_match_rate
     low, high = wilson(100 / 2000, min(units, 0.05 * 0.95 / (100 / 2000**2)))
     assert (rate.low, rate.high) == pytest.approx((low, high), abs=2e-4)
 
 
 def test_other_thresholds_in_the_folds_widen_the_bounds_of_recall() -> None:
-    group = Judged(np.full(50, 10.0), np.tile([7.0, 9.0], 25), np.zeros(50), np.zeros(50), np.zeros((50, 50)))
+    none = np.zeros(50)
+    group = Judged(np.full(50, 10.0), np.tile([7.0, 9.0], 25), none, none, np.zeros((50, 50)), none)
     narrow = rates([group], 0.5, np.random.default_rng(0), 500).recall
     wide = rates([group], 0.5, np.random.default_rng(0), 500, threshold_variance=0.03**2).recall
     assert wide.low is not None
     assert narrow.low is not None
     assert wide.value == narrow.value
     assert wide.low < narrow.low - 0.02
+
+
+def test_each_fold_has_its_share_of_stored_units_and_of_distractors() -> None:
+    how = quick(false_match_rate(0.1))
+    groups = cross_fit(scored(with_distractors(made_up(60), 33)), how.rules, how)[how.default.name].groups
+    assert {(int(group.is_stored.sum()), int((~group.is_stored).sum())) for group in groups} == {(12, 6), (12, 7)}
+
+
+def test_a_folds_threshold_does_not_depend_on_its_own_distractors() -> None:
+    how = quick(false_match_rate(0.1))
+    some = scored(with_distractors(made_up(60), 30))
+    before = cross_fit(some, how.rules, how)[how.default.name].thresholds
+    one = some.query_unit == 60  # the first distractor
+    changed = replace(some, scores=np.where(one[:, None], 0.97, some.scores))
+    after = cross_fit(changed, how.rules, how)[how.default.name].thresholds
+    assert sum(old == new for old, new in zip(before, after, strict=True)) == 1
 
 
 # Points
@@ -271,6 +333,30 @@ def test_a_rule_that_so_few_pictures_cannot_show_is_unsupported_and_names_the_le
         points.point("false_match_rate<=0.2")
     with pytest.raises(UnsupportedRule, match=r"the least rate that 80 pictures can show is 0\.037"):
         points.point("false_match_rate<=0.02")
+
+
+def test_distractors_let_a_lesser_rate_be_shown() -> None:
+    rule = false_match_rate(0.02)
+    assert not calibrate(made_up(80), nothing(), PLAIN, "m", quick(rule)).points[0].supported
+    points = calibrate(with_distractors(made_up(80), 80), nothing(), PLAIN, "m", quick(rule))
+    evidence = points.point(rule.name).evidence
+    assert evidence is not None
+    assert (evidence.pictures, evidence.distractors, evidence.gallery_size) == (80, 80, 16)
+    assert (evidence.searches_with_match, evidence.searches_without_match) == (320, 400)
+    assert "80 pictures and 80 distractors not used for fitting" in promise(points, points.points[0], 16, None)
+    with pytest.raises(UnsupportedRule, match=r"the least rate that 160 pictures can show is 0\.019"):
+        points.point("false_match_rate<=0.01")
+
+
+def test_distractors_that_are_like_what_is_stored_raise_the_threshold() -> None:
+    searches, rule = made_up(80), false_match_rate(0.1)
+    alike = replace(searches, distractors=searches.queries[::4], distractor_unit=1000 + np.arange(80))
+    alone, beside = (calibrate(some, nothing(), PLAIN, "m", quick(rule)).points[0] for some in (searches, alike))
+    assert beside.threshold(16).value > alone.threshold(16).value + 0.01
+    assert beside.evidence is not None
+    assert beside.evidence.distractor_match_rate is not None
+    assert beside.evidence.false_match_rate.high is not None
+    assert beside.evidence.distractor_match_rate.value > beside.evidence.false_match_rate.value
 
 
 def test_too_few_pictures_for_the_folds_are_refused() -> None:

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from training import checkpoints
-from training.checkpoints import Checkpoint, CheckpointError, State, load, read_state, save, standing
+from training.fitting import checkpoints
+from training.fitting.checkpoints import Checkpoint, CheckpointError, State, load, read_state, save, standing
 
 
 def checkpoint(steps: int, *, size: int = 4) -> Checkpoint:

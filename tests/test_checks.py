@@ -1,4 +1,4 @@
-"""training.checks and training.duplicates: what would spoil a run is found before it starts."""
+"""training.data.checks and training.data.duplicates: what would spoil a run is found before it starts."""
 
 import io
 import time
@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from roadmatch.images import decode
-from training.checks import Findings, check, refuse
-from training.duplicates import NEAR, SIDE, Hashes, nearest, perceptual_hash
-from training.manifest import DataError, Manifest, Row, Split, of_rows
+from training.data.checks import Findings, check, refuse
+from training.data.duplicates import NEAR, SIDE, Hashes, nearest, perceptual_hash
+from training.data.manifest import DataError, Manifest, Row, Split, of_rows
 from training.recipe import Batch, Sampler, SmallClasses
 
 PHOTOGRAPHS = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from training.copies import EDITS, FITTING, SHIFTED, copies
+from training.default_bundle.copies import EDITS, FITTING, SHIFTED, copies
 
 NAMES = ["crop", "jpeg", "blur", "flip", "text", "rotate", "colour", "resize", "strong"]
 

@@ -14,9 +14,9 @@ from roadmatch.errors import ImageError
 from roadmatch.images import read_pixels
 from roadmatch.scoring import Vector
 from tests.hostile_pictures import hostile_pictures
-from training.build import build
-from training.calibrate import Embedded, provenance
-from training.default_bundle import EMBEDDINGS
+from training.default_bundle.__main__ import EMBEDDINGS
+from training.default_bundle.calibrate import Embedded, provenance
+from training.network.build import build
 
 
 @pytest.fixture(scope="module")

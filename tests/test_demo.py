@@ -19,7 +19,7 @@ from demo.photographs import FEWEST, DemoError, Photograph, halves, of_folder, p
 from demo.questions import AS_IT_IS, Asked, Question, edits_each, questions
 from demo.tally import allowed, quantile, tallies
 from tests.bundles import edited, picture
-from training.copies import EDITS
+from training.default_bundle.copies import EDITS
 
 DEMO = [sys.executable, "-m", "demo"]
 ROW = re.compile(

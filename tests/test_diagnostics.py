@@ -8,7 +8,7 @@ from torch import Tensor
 from torch.nn.functional import normalize
 
 from training import recipe
-from training.diagnostics import Looks, diagnose
+from training.fitting.diagnostics import Looks, diagnose
 
 
 def batch(seed: int = 0, images: int = 14, classes: int = 4) -> tuple[Tensor, Tensor]:

@@ -21,7 +21,7 @@ from roadmatch.errors import BundleCorrupt, BundleUnsupported, ImageTooLarge, Un
 from roadmatch.images import Limits, read_pixels
 from roadmatch.scoring import Vector, background_level, similarity
 from tests.bundles import DIMENSION, RULE, SIZE, edited, embedder, network, picture, tiny_bundle
-from training.export import sample_pictures
+from training.network.export import sample_pictures
 
 
 @pytest.fixture(scope="module")

@@ -16,18 +16,19 @@ from roadmatch.metrics.global_ap import global_average_precision_with_distractor
 from roadmatch.metrics.normalisation import background_levels, normalised
 from roadmatch.metrics.retrieval import matrix_retrieval_metrics
 from roadmatch.scoring import ScoreRule, Vector
-from tests.tiny_run import STRANGERS, tiny_run, write_checkpoint
-from training import checkpoints, figures, run_folder
-from training import task as tasks
-from training.embedded import AFTER, BEFORE, Embeddings
-from training.evaluate import EDGES, FILE, evaluate, stored
-from training.features import features_of
-from training.figures import global_ap, global_ap_in_rows, judged, list_metrics, list_metrics_in_rows
-from training.manifest import DataError, Manifest, Row, Split, of_rows
+from tests.tiny_run import DISTRACTORS, tiny_run, write_checkpoint
+from training.data.manifest import DataError, Manifest, Row, Split, of_rows
+from training.fitting import checkpoints, run_folder
+from training.fitting.features import features_of
+from training.fitting.run_folder import RunError
+from training.judging import figures
+from training.judging import task as tasks
+from training.judging.embedded import AFTER, BEFORE, Embeddings
+from training.judging.evaluate import EDGES, FILE, evaluate, stored
+from training.judging.figures import global_ap, global_ap_in_rows, judged, list_metrics, list_metrics_in_rows
+from training.judging.task import Levels, Task
+from training.judging.trained import trained
 from training.recipe import Mode
-from training.run_folder import RunError
-from training.task import Levels, Task
-from training.trained import trained
 
 CLASSES = 12
 RULE = ScoreRule(beta=0.4, gamma=0.3, k=3)
@@ -145,10 +146,10 @@ def evaluated(run: Path) -> dict[str, object]:
 def test_a_run_is_evaluated_before_and_after_and_the_answer_is_kept(run: Path, evaluated: dict[str, object]) -> None:
     kept = json.loads((run / FILE).read_text())
     assert kept == json.loads(json.dumps(evaluated)) == stored(trained(run))
-    images = 3 * CLASSES + STRANGERS
+    images = 3 * CLASSES + DISTRACTORS
     data = kept["data"]
     assert (data["searches"], data["gallery"], data["classes"]) == (images, images, CLASSES)
-    assert data["searches_without_match"] == STRANGERS
+    assert data["searches_without_match"] == DISTRACTORS
     assert kept["before"]["gAP"] != kept["after"]["gAP"]
     for which in (BEFORE, AFTER):
         counts = kept["similarities"][which]
@@ -216,8 +217,8 @@ def test_mode_linear_embeds_from_the_features_that_it_was_trained_on(
     folder = opened.run.parent / "features"
     network, cpu = opened.recipe.network, torch.device("cpu")
     features_of(opened.opened, network, opened.manifest, folder, device=cpu, threads=2)
-    monkeypatch.setattr("training.embedded.FOLDER", "again")
-    monkeypatch.setattr("training.embedded.embedded", None)  # pictures are not looked at
+    monkeypatch.setattr("training.judging.embedded.FOLDER", "again")
+    monkeypatch.setattr("training.judging.embedded.embedded", None)  # pictures are not looked at
     for which, vectors in slowly.items():
         np.testing.assert_allclose(Embeddings(opened, which).of(numbers), vectors, atol=1e-5)
 

@@ -18,10 +18,10 @@ from roadmatch.embedding.network import EmbeddingNetwork, build_backbone
 from roadmatch.embedding.openvino_engine import OpenvinoEngine
 from roadmatch.errors import BundleUnsupported
 from tests.bundles import ARCHITECTURE, DIMENSION, SIZE, STD, embedder, network, picture
-from training.build import build
 from training.cli import main
-from training.export import PARITY, ParityError, check_parity, sample_pictures, to_onnx
-from training.weights import (
+from training.network.build import build
+from training.network.export import PARITY, ParityError, check_parity, sample_pictures, to_onnx
+from training.network.weights import (
     LITE0_WHEEL,
     StateDict,
     Weights,

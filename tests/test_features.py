@@ -12,10 +12,11 @@ from torch import Tensor
 
 from roadmatch.images import read_pixels
 from tests.bundles import edited, picture
-from training import features, recipe
-from training.features import FeaturesError, features_of, key_of, projection_of
-from training.manifest import DataError, Manifest, Split
-from training.network import Opened, open_network
+from training import recipe
+from training.data.manifest import DataError, Manifest, Split
+from training.fitting import features
+from training.fitting.features import FeaturesError, features_of, key_of, projection_of
+from training.network.trainable import Opened, open_network
 
 ARCHITECTURE = "test_resnet"
 COUNT = 5

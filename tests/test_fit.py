@@ -19,12 +19,13 @@ from PIL import Image, ImageDraw
 
 from roadmatch.embedding.network import build_backbone
 from roadmatch.errors import RoadmatchError
-from training import checkpoints, loop, manifest, recipe_file, step
-from training.fit import fit, resume
-from training.loop import LossError
-from training.network import open_network
-from training.recipe import Recipe
-from training.run_folder import RunError
+from training.data import manifest
+from training.fitting import checkpoints, loop, step
+from training.fitting.fit import fit, resume
+from training.fitting.loop import LossError
+from training.fitting.run_folder import RunError
+from training.network.trainable import open_network
+from training.recipe import Recipe, recipe_file
 
 CLASSES, IMAGES, SIDE = 12, 6, 32
 ARCHITECTURE = "test_resnet"

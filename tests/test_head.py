@@ -8,7 +8,7 @@ from roadmatch.bundle import Head
 from roadmatch.embedding.network import EmbeddingNetwork, GeM, Headed, build_backbone, head_of
 from roadmatch.embedding.openvino_engine import OpenvinoEngine
 from roadmatch.errors import BundleUnsupported
-from training.export import check_parity, sample_pictures, to_onnx
+from training.network.export import check_parity, sample_pictures, to_onnx
 
 CNN, TRANSFORMER, NO_STOCHASTIC_DEPTH = "test_resnet", "test_vit", "densenet121"
 

@@ -8,15 +8,14 @@ import pytest
 from PIL import Image
 
 from roadmatch.errors import RoadmatchError
-from training import recipe_file
-from training.batches import Batches
-from training.checks import check, refuse
 from training.cli import main
+from training.data.batches import Batches
+from training.data.checks import check, refuse
+from training.data.layouts import images_of
+from training.data.manifest import Manifest, Split
+from training.data.splits import split
 from training.init import init, name_of
-from training.layouts import images_of
-from training.manifest import Manifest, Split
-from training.recipe import Mode, Recipe
-from training.splits import split
+from training.recipe import Mode, Recipe, recipe_file
 
 
 def drawn(folder: Path, classes: Mapping[str, int] | Sequence[int], side: int = 40) -> Path:

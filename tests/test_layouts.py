@@ -1,4 +1,4 @@
-"""training.layouts: each data set's own files, made here in small, give its published split."""
+"""training.data.layouts: each data set's own files, made here in small, give its published split."""
 
 import csv
 import json
@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 import scipy.io
 
-from training.layouts import images_of
-from training.manifest import DataError, Manifest, Split
+from training.data.layouts import images_of
+from training.data.manifest import DataError, Manifest, Split
 from training.recipe import Data, Layout
 
 

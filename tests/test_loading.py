@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from roadmatch.images import Preprocessing, read_pixels
-from training.loading import Features, Pictures, showings
-from training.manifest import DataError, Manifest, Split
+from training.data.loading import Features, Pictures, showings
+from training.data.manifest import DataError, Manifest, Split
 from training.recipe import Augment
 
 Numbers = NDArray[np.int64]

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from training import recipe
-from training.batches import BatchError
-from training.memory import Memory, estimate, loss_memory
+from training.data.batches import BatchError
+from training.fitting.memory import Memory, estimate, loss_memory
 
 ROOT = Path(__file__).parent.parent
 FACTOR = 1.15  # between what is measured and what is estimated, either way
@@ -20,10 +20,10 @@ import json, sys
 import torch
 from pathlib import Path
 from roadmatch.embedding.network import EmbeddingNetwork, build_backbone
-from training.network import freeze_batch_norm, parameter_groups
-from training.objective import objective_of
+from training.network.trainable import freeze_batch_norm, parameter_groups
+from training.fitting.objective import objective_of
 from training.recipe import Recipe
-from training.step import backward
+from training.fitting.step import backward
 
 def kilobytes(name):
     return int(Path("/proc/self/status").read_text().split(name + ":")[1].split()[0])

@@ -21,8 +21,8 @@ from roadmatch.metrics.ties import Floats
 from roadmatch.scoring import ScoreRule, Vector
 from tests.more_metric_oracles import recall_at_precision
 from tests.oracles import background_mean, rounded_dot, score_of_pair
-from training.calibrate import Embedded
-from training.default_bundle import EMBEDDINGS
+from training.default_bundle.__main__ import EMBEDDINGS
+from training.default_bundle.calibrate import Embedded
 
 QUICK = How(resamples=100)
 SOME = [rule for rule in CANDIDATES if rule.k == 5 and rule.beta < 0.7]

@@ -18,8 +18,8 @@ from roadmatch.losses.margins import Margins
 from roadmatch.losses.pair_loss import PairLoss
 from roadmatch.losses.rank_ap import RankAP, Scope
 from training import recipe
-from training.objective import objective_of
-from training.step import backward
+from training.fitting.objective import objective_of
+from training.fitting.step import backward
 
 Parts = tuple[recipe.Loss, tuple[recipe.Beside, ...]]
 

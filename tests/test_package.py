@@ -18,15 +18,15 @@ from roadmatch.embedding.network import EmbeddingNetwork, build_backbone
 from roadmatch.errors import BundleUnsupported
 from tests import service
 from tests.bundles import picture
-from tests.tiny_run import STRANGERS, TEST_CLASSES, tiny_run, views
-from training import package
-from training.embedded import AFTER, Embeddings
-from training.export import ParityError, to_onnx
-from training.package import HTML, JSON, export
-from training.points import calibrate
+from tests.tiny_run import DISTRACTORS, TEST_CLASSES, tiny_run, views
+from training.fitting.run_folder import RunError
+from training.judging import package
+from training.judging.embedded import AFTER, Embeddings
+from training.judging.package import HTML, JSON, export
+from training.judging.points import calibrate
+from training.judging.trained import trained
+from training.network.export import ParityError, to_onnx
 from training.recipe import Mode
-from training.run_folder import RunError
-from training.trained import trained
 
 HOW = Calibration(resamples=100)
 
@@ -81,7 +81,7 @@ def test_the_bundle_says_where_it_comes_from(run: Path, bundle: Bundle) -> None:
     assert said["parity"]["on_synthetic"] <= 1e-4
     assert (said["parity"]["test_images"], said["parity"]["synthetic"]) == (16, 8)
     assert said["calibration"]["classes"] == TEST_CLASSES
-    assert said["calibration"]["strangers"][0]["searches"] == STRANGERS
+    assert said["calibration"]["distractors"] == DISTRACTORS
 
 
 def test_no_file_of_the_bundle_names_a_place_of_this_machine(run: Path, bundle: Bundle) -> None:
@@ -95,7 +95,7 @@ def test_no_file_of_the_bundle_names_a_place_of_this_machine(run: Path, bundle: 
 
 
 def test_the_exported_bundle_answers_match_and_no_match_at_once(tmp_path: Path, bundle: Bundle) -> None:
-    """The images of the first test classes that are found again and the strangers, by the service itself."""
+    """The images of the first test classes that are found again and the distractors, by the service itself."""
     with (
         service.running(tmp_path / "data", bundle.folder) as served,
         httpx2.Client(base_url=served.url, timeout=20) as client,
@@ -111,8 +111,8 @@ def test_the_exported_bundle_answers_match_and_no_match_at_once(tmp_path: Path, 
 
         again = [search(views(number)[0]) for number in range(12)]
         assert {one["decision"] for one in again} == {"match"}
-        others = [search(picture(2000 + number)) for number in range(STRANGERS)]
-        assert [one["decision"] for one in others].count("no_match") >= STRANGERS - 1
+        others = [search(picture(2000 + number)) for number in range(DISTRACTORS)]
+        assert [one["decision"] for one in others].count("no_match") >= DISTRACTORS - 1
         assert again[0]["operating_point"] == "false_match_rate<=0.1"
         assert "held-out classes of tiny" in json.dumps(client.get("/v1/bundles").json())
         assert client.get("/openapi.json").status_code == 200

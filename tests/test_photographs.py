@@ -12,8 +12,16 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from training import photographs
-from training.photographs import PhotographError, Row, container_entries, distinct, fetch, load, read_selection
+from training.default_bundle import photographs
+from training.default_bundle.photographs import (
+    PhotographError,
+    Row,
+    container_entries,
+    distinct,
+    fetch,
+    load,
+    read_selection,
+)
 
 DEBIAN = "gcompris-qt-data"
 

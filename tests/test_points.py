@@ -10,21 +10,20 @@ import pytest
 
 from roadmatch.calibration import Calibration
 from roadmatch.calibration.rules import false_match_rate
-from tests.tiny_run import STRANGERS, tiny_run, write_checkpoint
-from training import held_out as testifying
-from training import points
-from training.embedded import AFTER, Embeddings
-from training.held_out import HeldOut, background_numbers, held_out
-from training.manifest import Manifest, Row, Split, of_rows
-from training.points import (
+from tests.tiny_run import DISTRACTORS, tiny_run, write_checkpoint
+from training.data.manifest import Manifest, Row, Split, of_rows
+from training.fitting.run_folder import RunError
+from training.judging import held_out as testifying
+from training.judging import points
+from training.judging.held_out import HeldOut, background_numbers, held_out
+from training.judging.points import (
     Calibrated,
     calibrate,
     calibrated_of,
     rules_for,
     stored,
 )
-from training.run_folder import RunError
-from training.trained import trained
+from training.judging.trained import trained
 
 HOW = Calibration(resamples=100)
 CLASSES = 64
@@ -53,17 +52,17 @@ def of_class(label: str, count: int, split: Split = Split.TEST, asks: bool = Tru
 
 
 def labels_of(manifest: Manifest, found: HeldOut) -> tuple[list[str], list[str], list[str]]:
-    stored, asking, strangers = (
-        sorted(manifest.labels[n] for n in numbers) for numbers in (found.stored, found.asking, found.strangers)
+    stored, asking, distractors = (
+        sorted(manifest.labels[n] for n in numbers) for numbers in (found.stored, found.asking, found.distractors)
     )
-    return stored, asking, strangers
+    return stored, asking, distractors
 
 
 def test_one_image_of_a_class_is_stored_and_others_ask() -> None:
     manifest = listed(*of_class("a", 3), *of_class("b", 9))
     found = held_out(manifest, 1)
-    stored, asking, strangers = labels_of(manifest, found)
-    assert (stored, strangers) == (["a", "b"], [])
+    stored, asking, distractors = labels_of(manifest, found)
+    assert (stored, distractors) == (["a", "b"], [])
     assert Counter(asking) == {"a": 2, "b": testifying.MOST_QUERIES}
     assert not set(found.stored) & set(found.asking)
     assert set(held_out(manifest, 2).stored) != set(found.stored) or set(held_out(manifest, 3).stored) != set(
@@ -83,7 +82,7 @@ def test_what_was_trained_on_or_chose_the_model_never_testifies() -> None:
     assert labels_of(manifest, held_out(manifest, 1)) == (["a"], ["a", "a"], [])
 
 
-def test_images_of_no_class_and_lone_ones_are_strangers() -> None:
+def test_images_of_no_class_and_lone_ones_are_distractors() -> None:
     manifest = listed(*of_class("a", 2), *of_class("lone", 1), Row("x", "", Split.TEST), Row("y", "", Split.TRAIN))
     assert labels_of(manifest, held_out(manifest, 1)) == (["a"], ["a"], ["", "lone"])
 
@@ -141,36 +140,38 @@ def test_the_points_say_what_they_were_fitted_on(run: Path, calibrated: Calibrat
     low = evidence.false_match_rate.low
     assert low is not None
     assert low <= 0.05
+    assert evidence.distractors == DISTRACTORS
+    assert evidence.searches_without_match == 2 * CLASSES + DISTRACTORS
     assert any("300 are needed" in line for line in calibrated.warnings)
     assert any("background images are few" in line for line in calibrated.warnings)
 
 
-def test_strangers_are_judged_at_each_point_by_the_bundles_score(run: Path, calibrated: Calibrated) -> None:
+def test_searches_without_a_match_are_those_of_distractors_too(run: Path, calibrated: Calibrated) -> None:
     opened = trained(run)
     images = held_out(opened.manifest, HOW.seed)
-    assert [opened.manifest.labels[n] for n in images.strangers] == [""] * STRANGERS
-    embeddings, rule = Embeddings(opened, AFTER), calibrated.score
-
-    def level(vector: np.ndarray) -> float:
-        return float(np.sort(calibrated.background @ vector)[-rule.k :].mean())
-
-    asked, kept = embeddings.of(images.strangers), embeddings.of(images.stored)
-    best = [max(one @ other - rule.beta * level(one) - rule.gamma * level(other) for other in kept) for one in asked]
-    assert {one.rule for one in calibrated.strangers} <= {point.rule for point in calibrated.points.points}
-    assert calibrated.strangers
-    for one in calibrated.strangers:
-        threshold = calibrated.points.point(one.rule).threshold(CLASSES).value
-        assert (one.searches, one.matched) == (STRANGERS, sum(score >= threshold for score in best))
+    assert [opened.manifest.labels[n] for n in images.distractors] == [""] * DISTRACTORS
+    for point in calibrated.points.points:
+        if point.evidence is not None:
+            alone = point.evidence.distractor_match_rate
+            assert alone is not None
+            assert (alone.value * DISTRACTORS) % 1 == pytest.approx(0, abs=1e-4)
 
 
-def test_a_point_that_strangers_pass_too_often_is_warned_of(
+def test_a_point_that_did_not_hold_for_distractors_is_warned_of(
     run: Path, calibrated: Calibrated, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Distractors here are in truth images of the stored classes, which all find them."""
     opened = trained(run)
     images = held_out(opened.manifest, HOW.seed)
-    monkeypatch.setattr(points, "held_out", lambda *_: dataclasses.replace(images, strangers=images.asking[:20]))
+    numbers, asking = opened.manifest.numbers.copy(), images.asking
+    _, second = np.unique(numbers[asking][::-1], return_index=True)
+    alike = asking[::-1][second][::10]  # each of these classes asks with another image, too
+    numbers[alike] = -1000 - np.arange(len(alike))
+    monkeypatch.setitem(vars(opened.manifest), "numbers", numbers)
+    split = HeldOut(images.stored, np.setdiff1d(asking, alike), alike)
+    monkeypatch.setattr(points, "held_out", lambda *_: split)
     found = calibrated_of(opened, HOW, anew=True)
-    assert any("did not hold for images of no class" in line for line in found.warnings)
+    assert any("did not hold for distractors alone" in line for line in found.warnings)
 
 
 def test_what_was_calibrated_is_kept_until_the_checkpoint_changes(tmp_path: Path) -> None:
@@ -180,17 +181,16 @@ def test_what_was_calibrated_is_kept_until_the_checkpoint_changes(tmp_path: Path
     again = calibrated_of(opened)
     np.testing.assert_array_equal(first.background, again.background)
     assert dataclasses.replace(first, background=again.background).points == again.points
-    assert (first.score, first.classes, first.strangers, first.warnings) == (
+    assert (first.score, first.classes, first.warnings) == (
         again.score,
         again.classes,
-        again.strangers,
         again.warnings,
     )
-    assert first.points.default_rule == "false_match_rate<=0.2"
+    assert first.points.default_rule == "false_match_rate<=0.1"  # 20 classes and 10 distractors
     kept = run / points.FOLDER / points.FILE
     content = json.loads(kept.read_text())
     for spoilt in (
-        {**content, "format": 2},
+        {**content, "format": 3},
         {**content, "background_sha256": "0"},
         {**content, "score": {"beta": 1, "x": 2}},
     ):

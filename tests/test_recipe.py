@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from training import recipe_table, weights
 from training.cli import main
-from training.plain_yaml import MOST_BYTES
-from training.recipe import Gsap, InfoNce, RecallAtK, Recipe
-from training.recipe_file import NO_FILES, RecipeError, read, text
+from training.network import weights
+from training.recipe import Gsap, InfoNce, RecallAtK, Recipe, recipe_table
+from training.recipe.plain_yaml import MOST_BYTES
+from training.recipe.recipe_file import NO_FILES, RecipeError, read, text
 
 LEAST = "name: stamps\ndata: {root: pictures}\n"
 
@@ -193,7 +193,7 @@ def test_the_command_line_prints_one_line_and_makes_nothing(
 
 def test_the_tables_of_the_document_are_those_of_the_recipe() -> None:
     document = recipe_table.DOCUMENT.read_text()
-    assert recipe_table.rewritten(document) == document, "run: python -m training.recipe_table"
+    assert recipe_table.rewritten(document) == document, "run: python -m training.recipe.recipe_table"
 
 
 def test_every_field_has_a_row_that_says_what_it_is() -> None:

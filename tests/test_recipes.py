@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 
 from roadmatch.embedding.network import build_backbone
-from training import plain_yaml, schedule
 from training.cli import main
-from training.memory import estimate
-from training.recipe import Layout, Mode, Recipe
-from training.recipe_file import read
-from training.recipe_table import DOCUMENT
+from training.fitting import schedule
+from training.fitting.memory import estimate
+from training.recipe import Layout, Mode, Recipe, plain_yaml
+from training.recipe.recipe_file import read
+from training.recipe.recipe_table import DOCUMENT
 
 FOLDER = Path(__file__).parent.parent / "recipes"
 PUBLISHED = sorted(path for path in FOLDER.glob("*-*.yaml"))

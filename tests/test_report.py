@@ -12,12 +12,12 @@ import pytest
 
 from roadmatch.calibration import Calibration
 from tests.tiny_run import STRANGE, tiny_run
-from training.evaluate import evaluate
-from training.manifest import DataError
-from training.points import Calibrated, calibrate
-from training.report import page
-from training.thumbnails import thumbnail
-from training.trained import Trained, trained
+from training.data.manifest import DataError
+from training.judging.evaluate import evaluate
+from training.judging.points import Calibrated, calibrate
+from training.judging.report import page
+from training.judging.thumbnails import thumbnail
+from training.judging.trained import Trained, trained
 
 
 class Tags(HTMLParser):
@@ -83,9 +83,9 @@ def test_it_shows_what_a_person_judges_by(shown: str, evaluation: dict[str, Any]
         "test_efficientnet, 32 px, pooling own, layer norm, projection to 32; mode whole",
         "80 of 40 classes",
         "after 6 steps, gAP 0.5000 on the validation classes",
-        "On held-out classes of tiny, one image of each in the gallery, 20 pictures not used for fitting",
+        "On held-out classes of tiny, one image of each in the gallery, 20 pictures and 10 distractors not used for",
         "Default rule:",
-        "false_match_rate<=0.01 cannot be shown by 20 classes: 300 are needed",
+        "false_match_rate<=0.01 cannot be shown by 20 classes and 10 distractors: 300 are needed",
         "its threshold is extrapolated",
         "name: gsap",
         f"{evaluation['before']['gAP']:.3f}",

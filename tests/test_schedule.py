@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from training import recipe
-from training.schedule import ScheduleError, factor_at, optimizer_of, refuse, set_rates
+from training.fitting.schedule import ScheduleError, factor_at, optimizer_of, refuse, set_rates
 
 
 def factors(schedule: recipe.Schedule, *, steps_per_epoch: int = 4, epochs: int = 3) -> list[float]:

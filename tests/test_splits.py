@@ -1,4 +1,4 @@
-"""training.splits: classes are drawn into splits by a hash, and given splits stay."""
+"""training.data.splits: classes are drawn into splits by a hash, and given splits stay."""
 
 import math
 from pathlib import Path
@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.manifest import DataError, Manifest, Row, Split, of_rows
-from training.splits import split, uniform
+from training.data.manifest import DataError, Manifest, Row, Split, of_rows
+from training.data.splits import split, uniform
 
 seeds = st.integers(0, 1000)
 

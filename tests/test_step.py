@@ -13,8 +13,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.functional import normalize
 
 from roadmatch.losses import ready
+from training.fitting.step import ChunkError, StepError, backward
 from training.recipe import Precision
-from training.step import ChunkError, StepError, backward
 
 SIDE, BATCH = 8, 10
 LABELS = torch.arange(BATCH) // 2
@@ -211,7 +211,7 @@ MEMORY = """
 import re, sys, torch
 from pathlib import Path
 from torch import nn
-from training.step import backward
+from training.fitting.step import backward
 from roadmatch.losses import ready
 class Network(nn.Module):
     def __init__(self):

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from training.stopping import Stopping
+from training.fitting.stopping import Stopping
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -1,4 +1,4 @@
-"""training.manifest: lists of images as CSV and Parquet, and what they say."""
+"""training.data.manifest: lists of images as CSV and Parquet, and what they say."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from training.manifest import DataError, Manifest, Row, Split, of_rows, read, write
+from training.data.manifest import DataError, Manifest, Row, Split, of_rows, read, write
 
 # Texts that a CSV has to quote, and none that a manifest refuses.
 texts = st.text(st.characters(exclude_categories=("Cc", "Cs"), exclude_characters="\\"), max_size=8)

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from roadmatch.bundle import Head
 from roadmatch.embedding.network import EmbeddingNetwork, build_backbone
 from training import recipe
-from training.export import to_onnx
-from training.network import (
+from training.network.export import to_onnx
+from training.network.trainable import (
     Average,
     NetworkError,
     Opened,

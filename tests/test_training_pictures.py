@@ -15,7 +15,7 @@ from PIL.JpegImagePlugin import JpegImageFile
 
 from roadmatch.errors import UnreadableImage, UnsupportedImage
 from roadmatch.images import decode, decode_square
-from training.pictures import augmented, random_part, recoloured
+from training.data.pictures import augmented, random_part, recoloured
 from training.recipe import Augment
 
 PHOTOGRAPHS = ("astronaut", "coffee", "chelsea", "rocket")

@@ -4,10 +4,11 @@ from pathlib import Path
 import pytest
 
 from tests.test_fit import given, one_thread, recipe_of  # noqa: F401 - fixtures
-from training import checkpoints, manifest, recipe_file, tune
-from training.manifest import Split
-from training.recipe import Gsap
-from training.run_folder import BEST, MANIFEST, RECIPE
+from training.data import manifest
+from training.data.manifest import Split
+from training.fitting import checkpoints, tune
+from training.fitting.run_folder import BEST, MANIFEST, RECIPE
+from training.recipe import Gsap, recipe_file
 
 
 def test_the_best_of_the_trials_is_fitted_anew_on_all_training_classes(given: Path, tmp_path: Path) -> None:  # noqa: F811

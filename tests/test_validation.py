@@ -8,10 +8,10 @@ import torch
 from torch import nn
 
 from roadmatch.metrics.global_ap import global_average_precision
-from training.loading import Features
-from training.manifest import Manifest, Split
-from training.processes import Process
-from training.validation import Judged, ValidationError, embed, judge
+from training.data.loading import Features
+from training.data.manifest import Manifest, Split
+from training.fitting.processes import Process
+from training.fitting.validation import Judged, ValidationError, embed, judge
 
 HERE = Process(torch.device("cpu"))
 T, V = Split.TRAIN, Split.VALIDATION

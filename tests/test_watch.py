@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from training.diagnostics import Diagnosis
-from training.validation import Judgement
-from training.watch import LogError, Taken, Watch, cut
+from training.fitting.diagnostics import Diagnosis
+from training.fitting.validation import Judgement
+from training.fitting.watch import LogError, Taken, Watch, cut
 
 JUDGED = Judgement(0.4321, 0.5, 0.6, 0.7654, queries=30, images=40)
 FOUND = Diagnosis(8, 2.5, None, 0.25, 0.125, 0.01, (0,) * 30 + (3, 5) + (0,) * 8, (1,) * 20 + (0,) * 20)

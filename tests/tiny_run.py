@@ -12,14 +12,15 @@ from PIL import Image
 
 from roadmatch.bundle import Head
 from tests.bundles import picture
-from training import checkpoints, manifest, run_folder
-from training.checkpoints import Checkpoint, State
-from training.manifest import Row, Split
-from training.network import open_network, stored
+from training.data import manifest
+from training.data.manifest import Row, Split
+from training.fitting import checkpoints, run_folder
+from training.fitting.checkpoints import Checkpoint, State
+from training.network.trainable import open_network, stored
+from training.network.weights import StateDict
 from training.recipe import Data, Layout, Mode, Network, Recipe
-from training.weights import StateDict
 
-TEST_CLASSES, STRANGERS = 32, 10
+TEST_CLASSES, DISTRACTORS = 32, 10
 ARCHITECTURE = "test_efficientnet"
 SIZE = 32
 STRANGE = '<script>alert("1")</script> & "so on"'
@@ -53,7 +54,7 @@ def views(seed: int) -> list[bytes]:
 
 @cache
 def images(classes: int = TEST_CLASSES) -> dict[str, tuple[Row, bytes]]:
-    """Path -> row and file: test classes of three, training classes of two, and strangers."""
+    """Path -> row and file: test classes of three, training classes of two, and distractors."""
     found: dict[str, tuple[Row, bytes]] = {}
 
     def add(path: str, label: str, split: Split, data: bytes) -> None:
@@ -66,8 +67,8 @@ def images(classes: int = TEST_CLASSES) -> dict[str, tuple[Row, bytes]]:
     for number in range(training_classes(classes)):
         for view, data in enumerate(views(1000 + number)[:2]):
             add(f"train/{number}-{view}.jpg", f"train {number}", Split.TRAIN, data)
-    for number in range(STRANGERS):
-        add(f"test/stranger-{number}.jpg", "", Split.TEST, picture(2000 + number))
+    for number in range(DISTRACTORS):
+        add(f"test/distractor-{number}.jpg", "", Split.TEST, picture(2000 + number))
     return found
 
 

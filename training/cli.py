@@ -85,7 +85,7 @@ def add_memory(commands: "Subcommands") -> None:
 
 def run_memory(chosen: argparse.Namespace) -> None:
     """Prints a line for each part."""
-    from training.memory import estimate
+    from training.fitting.memory import estimate
 
     print("\n".join(estimate(_recipe(chosen), processes=chosen.processes).lines()))
 
@@ -101,7 +101,7 @@ def add_fit(commands: "Subcommands") -> None:
 def run_fit(chosen: argparse.Namespace) -> None:
     """Trains; one of several processes under torchrun."""
     recipe = _recipe(chosen)
-    from training.fit import fit
+    from training.fitting.fit import fit
 
     fit(recipe, chosen.folder or RUNS / recipe.name)
 
@@ -113,7 +113,7 @@ def add_resume(commands: "Subcommands") -> None:
 
 def run_resume(chosen: argparse.Namespace) -> None:
     """Trains on."""
-    from training.fit import resume
+    from training.fitting.fit import resume
 
     resume(chosen.folder)
 
@@ -130,7 +130,7 @@ def add_tune(commands: "Subcommands") -> None:
 def run_tune(chosen: argparse.Namespace) -> None:
     """Searches."""
     recipe = _recipe(chosen)
-    from training.tune import tune
+    from training.fitting.tune import tune
 
     tune(recipe, chosen.folder or RUNS / f"{recipe.name}-tune", trials=chosen.trials)
 
@@ -142,7 +142,7 @@ def add_evaluate(commands: "Subcommands") -> None:
 
 def run_evaluate(chosen: argparse.Namespace) -> None:
     """Prints what evaluation.json holds, but for its long lists of counts."""
-    from training.evaluate import evaluate
+    from training.judging.evaluate import evaluate
 
     figures = {name: value for name, value in evaluate(chosen.folder).items() if name != "similarities"}
     print(json.dumps(figures, indent=2))
@@ -155,7 +155,7 @@ def add_calibrate(commands: "Subcommands") -> None:
 
 def run_calibrate(chosen: argparse.Namespace) -> None:
     """Fits and keeps them."""
-    from training.points import calibrate
+    from training.judging.points import calibrate
 
     calibrate(chosen.folder)
     print(f"{chosen.folder} has operating points; next: roadmatch-train export {chosen.folder} --out FOLDER")
@@ -171,7 +171,7 @@ def add_export(commands: "Subcommands") -> None:
 
 def run_export(chosen: argparse.Namespace) -> None:
     """Exports, and prints the new bundle's id."""
-    from training.package import export
+    from training.judging.package import export
 
     pictures, calibrated = not chosen.no_pictures, not chosen.no_calibration
     bundle = export(chosen.folder, chosen.out, pictures=pictures, calibrated=calibrated)
@@ -199,7 +199,7 @@ def add_bundle(commands: "Subcommands") -> None:
 def run_bundle(chosen: argparse.Namespace) -> None:
     """Builds, and prints the new bundle's id."""
     check_free(chosen.out)
-    from training.build import build  # imports torch, which takes seconds and may be missing
+    from training.network.build import build  # imports torch, which takes seconds and may be missing
 
     bundle = build(
         chosen.out,
@@ -237,7 +237,7 @@ def _add_recipe(command: argparse.ArgumentParser) -> None:
 
 
 def _recipe(chosen: argparse.Namespace) -> "Recipe":
-    from training.recipe_file import read
+    from training.recipe.recipe_file import read
 
     return read(chosen.recipe, chosen.set)
 

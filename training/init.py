@@ -7,10 +7,9 @@ import statistics
 from pathlib import Path
 
 from roadmatch.errors import RoadmatchError
-from training import plain_yaml, recipe_file
-from training.manifest import Split
-from training.points import FEWEST
-from training.recipe import Mode, Recipe
+from training.data.manifest import Split
+from training.judging.points import FEWEST
+from training.recipe import Mode, Recipe, plain_yaml, recipe_file
 from training.sizing import PER_CLASS, Seen, Sizes, look, sizes
 
 

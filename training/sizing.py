@@ -10,10 +10,10 @@ from pathlib import Path
 
 from roadmatch.errors import ImageError, RoadmatchError
 from roadmatch.images import decode
-from training import splits
-from training.layouts import images_of
-from training.manifest import DataError, Manifest, Split
-from training.points import FEWEST
+from training.data import splits
+from training.data.layouts import images_of
+from training.data.manifest import DataError, Manifest, Split
+from training.judging.points import FEWEST
 from training.recipe import Data, Layout, Mode
 
 _LOOKED_AT = 64  # images, spread over all, whose size and format are looked at

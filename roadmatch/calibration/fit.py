@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roadmatch.calibration.evidence import Judged, bootstrap, folds, rates
+from roadmatch.calibration.evidence import Judged, bootstrap_of, folds, rates
 from roadmatch.calibration.rules import Fit, Rule, false_match_rate, max_f1, precision
-from roadmatch.calibration.searches import Floats, Scored, Searches, Similarities
+from roadmatch.calibration.searches import Floats, Scored, Searches, Similarities, Units
 from roadmatch.operating_points import Curves, Evidence, OperatingPoint, OperatingPoints, Rate
 from roadmatch.scoring import DECIMALS, ScoreRule, Vector
 
@@ -55,7 +55,7 @@ def calibrate(
     how: Calibration,
     shifted: Searches | None = None,
 ) -> OperatingPoints:
-    """searches among U units, background (n, D) -> the operating points of a bundle.
+    """searches among U units and those of distractors, background (n, D) -> the operating points of a bundle.
 
     The shipped thresholds are fitted on all units; the evidence is cross-fitted: thresholds fitted on the other folds
     are judged on a fold's searches among themselves. `shifted` are the same units' searches with other copies, judged
@@ -63,10 +63,10 @@ def calibrate(
     """
     scored = Similarities.of(searches, background, [score.k]).scored(score)
     shifted_scored = shifted and Similarities.of(shifted, background, [score.k]).scored(score)
-    if scored.units < 4 * how.folds:
-        raise ValueError(f"{scored.units} pictures are too few for {how.folds} folds: give at least {4 * how.folds}")
+    if scored.stored < 4 * how.folds:
+        raise ValueError(f"{scored.stored} pictures are too few for {how.folds} folds: give at least {4 * how.folds}")
     fit = _fit(scored, how)
-    size = fold_size(scored.units, how)
+    size = fold_size(scored.stored, how)
     shown = [
         rule
         for rule in how.rules
@@ -82,7 +82,7 @@ def calibrate(
 
 
 def _fit(scored: Scored, how: Calibration) -> Fit:
-    return Fit.of(scored, bootstrap(scored.units, how.resamples, np.random.default_rng([how.seed, 1])))
+    return Fit.of(scored, bootstrap_of(scored.is_stored, how.resamples, np.random.default_rng([how.seed, 1])))
 
 
 @dataclass(frozen=True)
@@ -98,19 +98,27 @@ def cross_fit(
 ) -> dict[str, CrossFitted]:
     """Each fold's searches among themselves, at the thresholds that the other folds fitted."""
     judged = {rule.name: CrossFitted([], []) for rule in rules}
-    for fold in folds(scored.units, how.folds, np.random.default_rng([how.seed, 2])):
+    for fold in _folds(scored, how):
         fit = _fit(scored.only(np.setdiff1d(np.arange(scored.units), fold)), how)
         group = (judge_on or scored).only(fold)
         for rule in rules:
-            threshold = threshold_for(rule, fit, fold_size(scored.units, how))
+            threshold = threshold_for(rule, fit, fold_size(scored.stored, how))
             judged[rule.name].groups.append(Judged.of(group, threshold))
             judged[rule.name].thresholds.append(threshold)
     return judged
 
 
-def fold_size(units: int, how: Calibration) -> int:
-    """Units of the largest fold: the one gallery size that the evidence speaks of."""
-    return -(-units // how.folds)
+def _folds(scored: Scored, how: Calibration) -> list[Units]:
+    """The units in folds that are alike in stored units and in distractors."""
+    random = np.random.default_rng([how.seed, 2])
+    kinds = [np.flatnonzero(kind) for kind in (scored.is_stored, ~scored.is_stored)]
+    parts = [[kind[part] for part in folds(len(kind), how.folds, random)] for kind in kinds]
+    return [np.concatenate(fold) for fold in zip(*parts, strict=True)]
+
+
+def fold_size(stored: int, how: Calibration) -> int:
+    """Stored units of the largest fold: the one gallery size that the evidence speaks of."""
+    return -(-stored // how.folds)
 
 
 def threshold_for(rule: Rule, fit: Fit, gallery_size: int) -> float:
@@ -152,7 +160,7 @@ def _point(
 
 def _evidence(rule: Rule, fit: Fit, how: Calibration, searches: Searches, judged: CrossFitted) -> Evidence:
     share = _EVEN if rule.match_share is None else rule.match_share
-    gallery_size = fold_size(fit.units, how)
+    gallery_size = fold_size(len(searches.units), how)
     shipped = fit.found_at(threshold_for(rule, fit, gallery_size))
     threshold_variance = float(np.mean([(fit.found_at(threshold) - shipped) ** 2 for threshold in judged.thresholds]))
     reached = rates(judged.groups, share, np.random.default_rng([how.seed, 3]), how.resamples, threshold_variance)
@@ -160,17 +168,19 @@ def _evidence(rule: Rule, fit: Fit, how: Calibration, searches: Searches, judged
         what=searches.what,
         pictures=len(searches.units),
         gallery_size=gallery_size,
-        searches_with_match=reached.searches,
-        searches_without_match=reached.searches,
+        searches_with_match=reached.with_match,
+        searches_without_match=reached.without_match,
         recall=reached.recall,
         false_match_rate=reached.false_match_rate,
         precision=reached.precision,
         match_share=share,
+        distractors=reached.distractors,
+        distractor_match_rate=reached.distractor_match_rate,
     )
 
 
 def _without_bounds(evidence: Evidence) -> Evidence:
-    bare = {name: Rate(value=getattr(evidence, name).value) for name in ("recall", "false_match_rate", "precision")}
+    bare = {name: Rate(value=rate.value) for name, rate in evidence if isinstance(rate, Rate)}
     return evidence.model_copy(update=bare)
 
 

@@ -33,14 +33,14 @@ class Fit:
 
     @staticmethod
     def of(scored: Scored, weights: Floats) -> "Fit":
-        """scored with U units, weights (B, U) bootstrap counts -> fit."""
+        """scored with U units, weights (B, U) bootstrap counts -> fit. Distractors tell of non-matching pairs alone."""
         tail = fit_tail(scored, weights)
         own = own_scores(scored)
         steps = np.searchsorted(tail.grid, own, side="right")  # how many grid scores each query reaches
         width = len(tail.grid) + 1
         counts = np.bincount(scored.query_unit * width + steps, minlength=scored.units * width).reshape(-1, width)
         by_unit = np.cumsum(counts[:, :0:-1], axis=1)[:, ::-1]  # (U, T) queries of each unit at or above each score
-        queries = np.bincount(scored.query_unit, minlength=scored.units)
+        queries = np.where(scored.is_stored, np.bincount(scored.query_unit, minlength=scored.units), 0)
         resampled = (weights @ by_unit) / (weights @ queries)[:, None]
         return Fit(tail, by_unit.sum(axis=0) / queries.sum(), np.quantile(resampled, _ONE_SIDED, axis=0), scored.units)
 

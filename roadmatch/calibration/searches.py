@@ -1,7 +1,8 @@
 """Held-out searches: embeddings with the picture each one shows, and their scores."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +20,8 @@ class Searches:
     A unit is what is independent of all others: one picture with its edited copies, or one class. A query's right
     match is a gallery image of its own unit; every unit has queries and gallery images. The search without a match is
     the same search with the query's unit held out. Raises ValueError for a unit that lacks either: it would count as
-    evidence that it does not give.
+    evidence that it does not give. Distractors are queries of other units, of which no image is stored: their only
+    search is one without a match.
     """
 
     what: str
@@ -28,18 +30,24 @@ class Searches:
     query_unit: Units  # (Q,)
     gallery: Vector  # (N, D)
     gallery_unit: Units  # (N,)
+    distractors: Vector | None = None  # (S, D)
+    distractor_unit: Units = field(default_factory=lambda: np.empty(0, np.int64))  # (S,)
 
     def __post_init__(self) -> None:
         if not np.array_equal(np.unique(self.query_unit), self.units):
             raise ValueError("every unit needs queries and gallery images: leave out those that lack either")
+        if len(self.distractor_unit) != (0 if self.distractors is None else len(self.distractors)):
+            raise ValueError("each distractor needs its unit")
+        if np.isin(self.distractor_unit, self.units).any():
+            raise ValueError("a unit with gallery images has no distractors: its queries have a match")
 
     @property
     def units(self) -> Units:
-        """The distinct units, ascending (U,)."""
+        """The distinct units with a match, ascending (U,)."""
         return np.unique(self.gallery_unit)
 
     def only(self, units: Units) -> "Searches":
-        """The searches among these units alone."""
+        """The searches among these units alone, and all distractors."""
         asked, stored = np.isin(self.query_unit, units), np.isin(self.gallery_unit, units)
         return replace(
             self,
@@ -52,7 +60,7 @@ class Searches:
 
 @dataclass(frozen=True)
 class Scored:
-    """Scores of all (query, gallery image) pairs, with units numbered 0..U-1."""
+    """Scores of all (query, gallery image) pairs, distractors among the queries, with units numbered from 0."""
 
     scores: Floats  # (Q, N)
     ceiling: float  # no pair of these pictures can score more, not even one that is like no background with itself
@@ -61,8 +69,18 @@ class Scored:
 
     @property
     def units(self) -> int:
-        """How many units there are."""
-        return int(self.gallery_unit.max()) + 1
+        """How many units there are, those of distractors among them."""
+        return int(max(self.gallery_unit.max(), self.query_unit.max())) + 1
+
+    @cached_property
+    def is_stored(self) -> NDArray[np.bool_]:
+        """Which units have gallery images, so that their searches have a match (units,)."""
+        return np.bincount(self.gallery_unit, minlength=self.units) > 0
+
+    @property
+    def stored(self) -> int:
+        """How many units have gallery images."""
+        return int(self.is_stored.sum())
 
     def only(self, units: Units) -> "Scored":
         """The searches among these units alone, numbered anew in the order given."""
@@ -86,12 +104,18 @@ class Similarities:
     @staticmethod
     def of(searches: Searches, background: Vector, ks: Sequence[int]) -> "Similarities":
         """searches, background (n, D) -> similarities. A matrix product: a fit does not hang on the seventh decimal."""
+        units = searches.units
+        asked, query_unit = searches.queries, np.searchsorted(units, searches.query_unit)
+        if searches.distractors is not None:
+            number = np.unique(searches.distractor_unit, return_inverse=True)[1]
+            asked = np.concatenate([asked, searches.distractors])
+            query_unit = np.concatenate([query_unit, len(units) + number])
         return Similarities(
-            _cosine(searches.queries, searches.gallery),
-            _levels(searches.queries, background, ks),
+            _cosine(asked, searches.gallery),
+            _levels(asked, background, ks),
             _levels(searches.gallery, background, ks),
-            np.searchsorted(searches.units, searches.query_unit),
-            np.searchsorted(searches.units, searches.gallery_unit),
+            query_unit,
+            np.searchsorted(units, searches.gallery_unit),
         )
 
     def scored(self, rule: ScoreRule) -> Scored:

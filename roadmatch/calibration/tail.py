@@ -62,8 +62,13 @@ def fit_tail(scored: Scored, weights: Floats) -> Tail:
         grid,
         np.maximum(rate, _LEAST_RATE),
         np.maximum.accumulate(upper[::-1])[::-1],
-        3 / (scored.units * (scored.units - 1) / 2),
+        3 / _unit_pairs(scored),
     )
+
+
+def _unit_pairs(scored: Scored) -> float:
+    """Pairs of different units, of which one at least is stored."""
+    return scored.stored * ((scored.stored - 1) / 2 + scored.units - scored.stored)
 
 
 @dataclass(frozen=True)
