@@ -1,3 +1,5 @@
+import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -34,6 +36,7 @@ def engine() -> OpenvinoEngine:
     return OpenvinoEngine(embedder(), cpus=2)
 
 
+ROOT = Path(__file__).parents[1]
 PICTURES = list(sample_pictures(SIZE, number=6))
 
 
@@ -81,6 +84,42 @@ def test_equal_factors_of_the_channels_become_one_number_and_no_bit_changes(engi
     first = next(node for node in graph.get_ordered_ops() if node.get_type_name() == "Multiply")
     assert first.input_value(1).get_shape() == openvino.Shape([])
     np.testing.assert_array_equal([engine.embed(pixels) for pixels in PICTURES], as_read)
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core alone")
+def test_streams_are_bound_to_no_core_or_two_processes_would_share_one(bundle: Bundle) -> None:
+    """A worker embeds in streams; OpenVINO would bind the first of each process to the same core."""
+    done = subprocess.run(
+        [sys.executable, "-c", CORES_OF_THREADS, str(bundle.folder)],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        check=True,
+    )
+    assert json.loads(done.stdout) == [sorted(os.sched_getaffinity(0))]
+
+
+CORES_OF_THREADS = """
+import json, os, sys, threading
+from pathlib import Path
+import numpy as np
+from roadmatch import bundle as bundles
+from roadmatch.embedding.openvino_engine import OpenvinoEngine
+read = bundles.read(Path(sys.argv[1]))
+engine, ended = OpenvinoEngine(read.file(bundles.EMBEDDER), cpus=1), threading.Event()
+size, found = read.manifest.preprocessing.size, set()
+def embed():
+    while not ended.is_set():
+        engine.embed(np.zeros((size, size, 3), np.uint8), busy=True)
+thread = threading.Thread(target=embed)
+thread.start()
+for _ in range(300):
+    for one in os.listdir("/proc/self/task"):
+        found.add(tuple(sorted(os.sched_getaffinity(int(one)))))
+ended.set()
+thread.join()
+print(json.dumps(sorted(found)))
+"""
 
 
 def test_the_form_for_lone_calls_is_used_only_where_it_gives_the_same_bits() -> None:

@@ -25,7 +25,8 @@ class OpenvinoEngine:
         """model: an ONNX graph, uint8 (1, S, S, 3) -> float32 (1, D); cpus: None for all that this process may use."""
         if cpus is not None and cpus < 1:
             raise ValueError(f"cpus must be at least 1, not {cpus}")
-        cpus = cpus or len(os.sched_getaffinity(0))
+        usable = len(os.sched_getaffinity(0))
+        cpus = cpus or usable
         core = openvino.Core()
         graph = _read(core, model)
         self._size, self._dimension = _shape(graph)
@@ -36,7 +37,7 @@ class OpenvinoEngine:
             self._streams.put(_Prepared(streams, self._size))
         self._alone: Request | None = None
         if cpus > 1:
-            alone = _Prepared(_compile(core, graph, streams=1, threads=cpus), self._size)
+            alone = _Prepared(_compile(core, graph, streams=1, threads=cpus, pinned=cpus == usable), self._size)
             # Thread counts that split a sum in two ways are not known to occur, but nobody tried them all.
             if agree(alone, _Prepared(streams, self._size), self._size):
                 self._alone = alone
@@ -136,10 +137,19 @@ def use_scalars(graph: Any) -> None:
     graph.validate_nodes_and_infer_types()
 
 
-def _compile(core: Any, graph: Any, *, streams: int, threads: int) -> Any:
-    """Numbers stay float32 whatever the processor offers: bfloat16 would move scores across the threshold."""
+def _compile(core: Any, graph: Any, *, streams: int, threads: int, pinned: bool = False) -> Any:
+    """Numbers stay float32 whatever the processor offers: bfloat16 would move scores across the threshold.
+
+    pinned: each thread to a core of its own, the first one to the first. Streams are never: those of another process
+    would be on the same cores, and two workers would embed on one of them while the others idle.
+    """
     return core.compile_model(
         graph,
         "CPU",
-        {"INFERENCE_PRECISION_HINT": "f32", "NUM_STREAMS": streams, "INFERENCE_NUM_THREADS": threads},
+        {
+            "INFERENCE_PRECISION_HINT": "f32",
+            "NUM_STREAMS": streams,
+            "INFERENCE_NUM_THREADS": threads,
+            "ENABLE_CPU_PINNING": pinned,
+        },
     )
