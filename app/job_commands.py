@@ -31,6 +31,8 @@ _ENDED = ("succeeded", "failed", "cancelled")
 _LOOK_S = 0.5
 _PATIENCE_S = 60.0
 """So long a service that is being started anew is waited for."""
+_WORKER_S = 15.0
+"""A worker that is idle takes a job within seconds."""
 _BLOCK = 1 << 16
 
 
@@ -143,7 +145,8 @@ def job_lines(rows: list[JobRow]) -> list[str]:
         state = f"{row.state}, to be cancelled" if row.cancel_requested and row.state not in _ENDED else row.state
         entries = str(row.position) if row.total is None else f"{row.position} of {row.total}"
         table.append((row.id, row.gallery, row.kind, state, entries, str(row.failed), row.created_at))
-    return aligned(table, right=(4, 5))
+    reasons = [f"job {row.id} failed: {printable(row.error)}" for row in rows if row.error]
+    return [*aligned(table, right=(4, 5)), *reasons]
 
 
 def _send(client: Client, chosen: Namespace, load: Load, progress: Progress) -> dict[str, object]:
@@ -159,10 +162,14 @@ def _send(client: Client, chosen: Namespace, load: Load, progress: Progress) -> 
 
 def _followed(client: Client, job: JobRow, progress: Progress) -> JobRow:
     """The job at its end. Ctrl-C ends the looking and not the job."""
-    seen = time.monotonic()
+    seen = sent = time.monotonic()
+    told = False
     try:
         while job.state not in _ENDED:
             progress.job(job.position, job.total)
+            if job.state == "queued" and not told and time.monotonic() - sent > _WORKER_S:
+                told = True
+                complain(f"job {job.id} waits for a worker: all are busy, or none is alive")
             time.sleep(_LOOK_S)
             try:
                 job = JobRow.of(client.job(job.id))

@@ -406,3 +406,32 @@ def test_a_service_that_is_started_anew_is_waited_for_and_one_that_stays_away_is
     monkeypatch.setattr(job_commands, "_PATIENCE_S", 0.05)
     with pytest.raises(ClientError, match=r"no service answers \(job a goes on"):
         job_commands._followed(Restarting(10_000), job, Quiet())
+
+
+class Queued(Client):
+    """A service whose job nobody takes for so many looks."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks = looks
+
+    def job(self, job: str) -> dict[str, Any]:
+        self.looks -= 1
+        return _row("queued" if self.looks > 0 else "succeeded")
+
+
+def test_a_job_that_nobody_takes_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(job_commands, "_LOOK_S", 0.001)
+    job_commands._followed(Queued(20), JobRow.of(_row("queued")), Quiet())
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(job_commands, "_WORKER_S", 0.005)
+    job_commands._followed(Queued(50), JobRow.of(_row("queued")), Quiet())
+    assert capsys.readouterr().err == "roadmatch: job a waits for a worker: all are busy, or none is alive\n"
+
+
+def test_the_reason_of_a_failed_job_stands_below_the_list() -> None:
+    rows = [JobRow.of(_row("failed") | {"error": "the archive is\nno zip"}), JobRow.of(_row("succeeded"))]
+    *table, reason = job_commands.job_lines(rows)
+    assert len(table) == 3
+    assert reason == "job a failed: the archive is no zip"

@@ -137,6 +137,12 @@ def test_a_row_of_several_lines_is_named_by_its_first(places: Places) -> None:
     assert outcomes(places, broken) == [("line 2", "invalid-row"), ("line 4: nowhere.jpg", "file-missing")]
 
 
+def test_metadata_that_are_no_json_are_said_to_be_that(places: Places) -> None:
+    (one,) = listed(places, b"id,path,metadata\na1,good.jpg,red\n")
+    assert isinstance(one, Failure)
+    assert one.detail == 'metadata is no JSON object, such as {"price": 12}: Expecting value'
+
+
 @pytest.mark.parametrize(
     ("path", "code"),
     [

@@ -148,7 +148,9 @@ def test_a_missing_and_a_damaged_file_are_named(tmp_path: Path) -> None:
     with pytest.raises(PhotographError, match=r"a\.rcc is damaged"):
         load(tmp_path / "cache", tmp_path / "selection.csv")
     file.unlink()
-    with pytest.raises(PhotographError, match=r"a\.rcc is missing: run `python -m training\.default_bundle\.photographs"):
+    with pytest.raises(
+        PhotographError, match=r"a\.rcc is missing: run `python -m training\.default_bundle\.photographs"
+    ):
         load(tmp_path / "cache", tmp_path / "selection.csv")
 
 

@@ -87,7 +87,7 @@ def _csv_fields(header: list[str], row: list[str]) -> dict[str, Any]:
         raise _RowError(f"the row has {len(row)} columns, and the header {len(header)}")
     fields: dict[str, Any] = {name: value for name, value in zip(header, row, strict=True) if value}
     if "metadata" in fields:
-        fields["metadata"] = _json(fields["metadata"])
+        fields["metadata"] = _metadata_of_text(fields["metadata"])
     return fields
 
 
@@ -177,6 +177,13 @@ def _metadata(value: Any) -> Metadata:
     if len(json.dumps(value, ensure_ascii=False).encode("utf-8", "surrogatepass")) > _METADATA_BYTES:
         raise _RowError(f"metadata has more than {_METADATA_BYTES} bytes")
     return value
+
+
+def _metadata_of_text(text: str) -> Any:
+    try:
+        return _json(text)
+    except json.JSONDecodeError as error:
+        raise _RowError(f'metadata is no JSON object, such as {{"price": 12}}: {error.msg}') from error
 
 
 def _json(text: str) -> Any:
