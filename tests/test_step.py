@@ -245,4 +245,4 @@ def test_a_large_batch_takes_the_memory_of_its_chunk() -> None:
     one, many, at_once = grown_mib(16, 0), grown_mib(512, 16), grown_mib(128, 0)
     print(f"MiB: one chunk of 16 {one:.0f}, 512 in chunks of 16 {many:.0f}, 128 at once {at_once:.0f}")
     assert at_once > 5 * one
-    assert many < 1.5 * one + 20
+    assert many < 3 * one  # the loss of 512 images takes some 40 MiB by itself; their network at once would take 1,300
