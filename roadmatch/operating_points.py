@@ -42,14 +42,9 @@ class Evidence(_Record):
     precision: Rate
     match_share: Share
     distractors: int = 0
-    """Pictures of things of which none is stored, whose searches are among those without a match."""
+    """Things of which nothing is stored; their searches are none of those without a match, which are held-out ones."""
     distractor_match_rate: Rate | None = None
-    """The false-match rate of these alone."""
-
-    @property
-    def independent_searches(self) -> int:
-        """Of the searches without a match: as many as there are pictures, as all copies of one hang together."""
-        return self.pictures + self.distractors
+    """Their share that was answered `match`."""
 
 
 class AppliedThreshold(_Record):
@@ -148,7 +143,7 @@ class OperatingPoints(_Record):
 
     def _refuse_what_cannot_be_shown(self, rule: str) -> None:
         asked = re.fullmatch(r"false_match_rate<=(0?\.\d+|\d+e-\d+)", rule)
-        pictures = max((point.evidence.independent_searches for point in self.points if point.evidence), default=0)
+        pictures = max((point.evidence.pictures for point in self.points if point.evidence), default=0)
         if asked and pictures and float(asked[1]) < 3 / pictures:
             raise UnsupportedRule(
                 f"the bundle's evidence cannot show {rule}; the least rate that {pictures} pictures can show is "
@@ -163,9 +158,9 @@ def promise(points: OperatingPoints, point: OperatingPoint, gallery_size: int, s
         raise ValueError(f"{point.rule} has no evidence")
     false, recall = evidence.false_match_rate, evidence.recall
     measured = (
-        f"On {evidence.what}, {_pictures(evidence)} not used for fitting, "
+        f"On {evidence.what}, {evidence.pictures} pictures not used for fitting, "
         f"{_percent(false.value)}{_bounds(false)} of searches without a match in a gallery of {evidence.gallery_size} "
-        f"were answered `match`, and {_percent(recall.value)} of those with one were found."
+        f"were answered `match`{_distractors(evidence)}, and {_percent(recall.value)} of those with one were found."
     )
     applied = point.threshold(gallery_size)
     expected = points.curves.expected_false_match_rate(applied.value, gallery_size)
@@ -181,9 +176,9 @@ def promise(points: OperatingPoints, point: OperatingPoint, gallery_size: int, s
     return f"{measured} {here}. Other kinds of pictures need their own calibration."
 
 
-def _pictures(evidence: Evidence) -> str:
-    distractors = f" and {evidence.distractors} distractors" if evidence.distractors else ""
-    return f"{evidence.pictures} pictures{distractors}"
+def _distractors(evidence: Evidence) -> str:
+    rate = evidence.distractor_match_rate
+    return "" if rate is None else f" ({_percent(rate.value)} of those of {evidence.distractors} distractors)"
 
 
 def _bounds(rate: Rate) -> str:

@@ -16,7 +16,7 @@ from pydantic import ValidationError
 
 from roadmatch import bundle as bundles
 from roadmatch.calibration import Calibration, Searches, calibrate, choose_score
-from roadmatch.calibration.evidence import Judged, Rates, bootstrap, bootstrap_of, folds, rates, wilson
+from roadmatch.calibration.evidence import Judged, Rates, bootstrap, folds, rates, wilson
 from roadmatch.calibration.fit import cross_fit
 from roadmatch.calibration.rules import Fit, Rule, false_match_rate, max_f1, precision
 from roadmatch.calibration.searches import Floats, Scored, Similarities
@@ -94,8 +94,7 @@ def test_a_score_at_the_threshold_is_accepted() -> None:
 
 
 def test_precision_falls_with_the_share_of_searches_that_have_a_match() -> None:
-    none = np.zeros(100)
-    judged = Judged(np.full(100, 100.0), np.full(100, 90.0), none, np.full(100, 10.5), np.zeros((100, 100)), none)
+    judged = Judged(np.full(100, 100.0), np.full(100, 90.0), np.zeros(100), np.full(100, 10.5), np.zeros((100, 100)))
     at_half = rates([judged], 0.5, np.random.default_rng(0), 50).precision.value
     at_tenth = rates([judged], 0.1, np.random.default_rng(0), 50).precision.value
     assert at_half == pytest.approx(0.9 / (0.9 + 0.105), abs=1e-6)
@@ -115,18 +114,28 @@ def test_a_distractor_worked_by_hand() -> None:
     scores = np.array([[0.9, 0.6], [0.2, 0.8], [0.7, 0.1], [0.1, 0.6], [0.2, 0.3]])
     some = Scored(scores, 1.0, np.array([0, 1, 2, 3, 3]), np.arange(2))
     judged = Judged.of(some, 0.5)
-    assert judged.searches.tolist() == [1, 1, 0, 0]
-    assert judged.distractors.tolist() == [0, 0, 1, 2]
-    assert judged.right.tolist() == [1, 1, 0, 0]
-    assert judged.wrong.tolist() == [0, 0, 0, 0]  # a wrong answer is one instead of a right one
-    assert judged.false.tolist() == [1, 0, 1, 1]
+    assert judged.searches.tolist() == [1, 1]
+    assert judged.right.tolist() == [1, 1]
+    assert judged.wrong.tolist() == [0, 0]
+    assert judged.false.tolist() == [1, 0]
+    assert judged.distractors.tolist() == [1, 2]
+    assert judged.distractors_matched.tolist() == [1, 1]
     found = rates([judged], 0.5, np.random.default_rng(0), 50)
-    assert (found.with_match, found.without_match, found.distractors) == (2, 5, 2)
+    assert (found.searches, found.distractors) == (2, 2)
     assert found.recall.value == 1
-    assert found.false_match_rate.value == pytest.approx(3 / 5)
+    assert found.false_match_rate.value == pytest.approx(1 / 2)
     assert found.distractor_match_rate is not None
     assert found.distractor_match_rate.value == pytest.approx(2 / 3, abs=1e-6)
     assert found.distractor_match_rate.low == pytest.approx(wilson(2 / 3, 2)[0], abs=1e-6)
+
+
+def test_distractors_count_no_more_than_the_stored_units_that_they_meet() -> None:
+    few, many = (
+        rates([Judged.of(scored(with_distractors(made_up(20), count)), 0.9)], 0.5, np.random.default_rng(0), 50)
+        for count in (20, 200)
+    )
+    assert (few.distractors, many.distractors) == (20, 200)
+    assert few.distractor_match_rate == many.distractor_match_rate  # none matched
 
 
 # The tail of the non-matching pairs
@@ -164,7 +173,7 @@ def test_the_tail_falls_to_nothing_at_the_ceiling_and_its_bound_lies_above_it() 
 
 def test_pairs_of_distractors_are_counted_in_the_tail() -> None:
     some = scored(with_distractors(made_up(60), 30))
-    tail = fit_tail(some, bootstrap_of(some.is_stored, 200, np.random.default_rng(3)))
+    tail = fit_tail(some, np.ones((200, 90)))
     counted = tail.rate >= 0.02
     for threshold, rate in zip(tail.grid[counted][::9], tail.rate[counted][::9], strict=True):
         assert rate == pytest.approx(pair_rate(some, threshold), abs=1e-12)
@@ -280,15 +289,14 @@ def test_a_lone_pair_of_units_is_not_counted_three_times() -> None:
     for one in range(0, units, 2):
         pairs[one, one + 1] = 1
     false = pairs.sum(axis=1)
-    group = Judged(np.full(units, 10.0), np.full(units, 9.0), np.zeros(units), false, pairs, np.zeros(units))
+    group = Judged(np.full(units, 10.0), np.full(units, 9.0), np.zeros(units), false, pairs)
     rate = rates([group], 0.5, np.random.default_rng(0), 4000).false_match_rate
     low, high = wilson(100 / 2000, min(units, 0.05 * 0.95 / (100 / 2000**2)))
     assert (rate.low, rate.high) == pytest.approx((low, high), abs=2e-4)
 
 
 def test_other_thresholds_in_the_folds_widen_the_bounds_of_recall() -> None:
-    none = np.zeros(50)
-    group = Judged(np.full(50, 10.0), np.tile([7.0, 9.0], 25), none, none, np.zeros((50, 50)), none)
+    group = Judged(np.full(50, 10.0), np.tile([7.0, 9.0], 25), np.zeros(50), np.zeros(50), np.zeros((50, 50)))
     narrow = rates([group], 0.5, np.random.default_rng(0), 500).recall
     wide = rates([group], 0.5, np.random.default_rng(0), 500, threshold_variance=0.03**2).recall
     assert wide.low is not None
@@ -300,7 +308,7 @@ def test_other_thresholds_in_the_folds_widen_the_bounds_of_recall() -> None:
 def test_each_fold_has_its_share_of_stored_units_and_of_distractors() -> None:
     how = quick(false_match_rate(0.1))
     groups = cross_fit(scored(with_distractors(made_up(60), 33)), how.rules, how)[how.default.name].groups
-    assert {(int(group.is_stored.sum()), int((~group.is_stored).sum())) for group in groups} == {(12, 6), (12, 7)}
+    assert {(len(group.searches), len(group.distractors)) for group in groups} == {(12, 6), (12, 7)}
 
 
 def test_a_folds_threshold_does_not_depend_on_its_own_distractors() -> None:
@@ -335,17 +343,38 @@ def test_a_rule_that_so_few_pictures_cannot_show_is_unsupported_and_names_the_le
         points.point("false_match_rate<=0.02")
 
 
-def test_distractors_let_a_lesser_rate_be_shown() -> None:
-    rule = false_match_rate(0.02)
-    assert not calibrate(made_up(80), nothing(), PLAIN, "m", quick(rule)).points[0].supported
-    points = calibrate(with_distractors(made_up(80), 80), nothing(), PLAIN, "m", quick(rule))
-    evidence = points.point(rule.name).evidence
+def test_distractors_show_no_lesser_rate_and_are_stated_by_themselves() -> None:
+    points = calibrate(
+        with_distractors(made_up(80), 220), nothing(), PLAIN, "m", quick(*map(false_match_rate, (0.05, 0.01)))
+    )
+    assert [point.supported for point in points.points] == [True, False]
+    evidence = points.points[0].evidence
     assert evidence is not None
-    assert (evidence.pictures, evidence.distractors, evidence.gallery_size) == (80, 80, 16)
-    assert (evidence.searches_with_match, evidence.searches_without_match) == (320, 400)
-    assert "80 pictures and 80 distractors not used for fitting" in promise(points, points.points[0], 16, None)
-    with pytest.raises(UnsupportedRule, match=r"the least rate that 160 pictures can show is 0\.019"):
-        points.point("false_match_rate<=0.01")
+    assert (evidence.pictures, evidence.distractors, evidence.gallery_size) == (80, 220, 16)
+    assert (evidence.searches_with_match, evidence.searches_without_match) == (320, 320)
+    assert " of those of 220 distractors)" in promise(points, points.points[0], 16, None)
+
+
+def test_distractors_of_another_kind_do_not_water_a_promise_down() -> None:
+    """These resemble nothing that is stored, so of all searches together hardly any would be mistaken."""
+    searches, rule = made_up(80), false_match_rate(0.1)
+    strange = with_distractors(searches, 200)
+    assert strange.distractors is not None
+    away = replace(strange, distractors=-np.abs(strange.distractors) * np.sign(searches.gallery.mean(axis=0)))
+    alone, beside = (calibrate(some, nothing(), PLAIN, "m", quick(rule)).points[0] for some in (searches, away))
+    for size in (1, 16, 256):
+        assert beside.threshold(size).value >= alone.threshold(size).value
+    assert alone.evidence is not None
+    assert beside.evidence is not None
+    assert beside.evidence.false_match_rate.value <= alone.evidence.false_match_rate.value
+
+
+def test_shifted_searches_are_judged_without_distractors() -> None:
+    rule, shifted = false_match_rate(0.1), made_up(80, noise=1.5)
+    points = calibrate(with_distractors(made_up(80), 40), nothing(), PLAIN, "m", quick(rule), shifted=shifted)
+    evidence = points.points[0].shifted
+    assert evidence is not None
+    assert (evidence.searches_with_match, evidence.distractors) == (320, 0)
 
 
 def test_distractors_that_are_like_what_is_stored_raise_the_threshold() -> None:

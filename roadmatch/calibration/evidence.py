@@ -1,7 +1,7 @@
 """What thresholds reach on searches that took no part in fitting them."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from math import hypot, sqrt
 from statistics import NormalDist
 
@@ -17,28 +17,20 @@ _Z = NormalDist().inv_cdf(0.975)
 
 @dataclass(frozen=True)
 class Judged:
-    """Searches of one group of units among themselves, judged at a threshold, by unit."""
+    """Searches of one group of stored units among themselves, judged at a threshold, by unit; and of distractors."""
 
-    searches: Floats  # (U,) of the units that are there; none of a distractor's
+    searches: Floats  # (U,)
     right: Floats  # (U,) of the searches whose unit is there: best accepted image is of that unit
     wrong: Floats  # (U,) of the same: best accepted image is of another unit
-    false: Floats  # (U,) of the searches whose unit is held out, and of distractors: answered `match`
+    false: Floats  # (U,) of the searches whose unit is held out: answered `match`
     pairs: Floats  # (U, U) accepted pairs of a query's unit with another unit
-    distractors: Floats  # (U,) searches of units of which nothing is stored
-
-    @property
-    def is_stored(self) -> NDArray[np.bool_]:
-        """(U,) which units are there."""
-        return self.searches > 0
-
-    @property
-    def without_match(self) -> Floats:
-        """(U,) searches without a match: those of the others are asked once more, with their unit held out."""
-        return self.searches + self.distractors
+    distractors: Floats = field(default_factory=lambda: np.zeros(0))  # (D,) searches of each unit of distractors
+    distractors_matched: Floats = field(default_factory=lambda: np.zeros(0))  # (D,) of these: answered `match`
 
     @staticmethod
     def of(scored: Scored, threshold: float) -> "Judged":
-        """scored with U units -> judged; a score at the threshold is accepted."""
+        """scored with U stored units -> judged; a score at the threshold is accepted."""
+        lost, scored = scored.distractors, scored.held_out
         best = scored.scores.argmax(axis=1)
         accepted = scored.scores.max(axis=1) >= threshold
         is_right = scored.gallery_unit[best] == scored.query_unit
@@ -47,18 +39,17 @@ class Judged:
         np.add.at(pairs, (scored.query_unit[rows], scored.gallery_unit[columns]), 1)
         np.fill_diagonal(pairs, 0)
 
-        is_there = scored.is_stored[scored.query_unit]
-
-        def by_unit(outcome: NDArray[np.bool_]) -> Floats:
+        def by_unit(outcome: Floats | NDArray[np.bool_]) -> Floats:
             return np.bincount(scored.query_unit, outcome, minlength=scored.units).astype(np.float64)
 
         return Judged(
-            by_unit(is_there),
+            by_unit(np.ones(len(best))),
             by_unit(accepted & is_right),
-            by_unit(accepted & ~is_right & is_there),
+            by_unit(accepted & ~is_right),
             by_unit(other_scores(scored) >= threshold),
             pairs,
-            by_unit(~is_there),
+            np.bincount(lost.query_unit).astype(np.float64),
+            np.bincount(lost.query_unit, lost.scores.max(axis=1) >= threshold).astype(np.float64),
         )
 
 
@@ -69,11 +60,10 @@ class Rates:
     recall: Rate
     false_match_rate: Rate
     precision: Rate
-    with_match: int
-    without_match: int
+    searches: int
     distractors: int
     distractor_match_rate: Rate | None
-    """The false-match rate of distractors alone; None without any."""
+    """None without distractors."""
 
 
 def rates(
@@ -83,34 +73,26 @@ def rates(
     resamples: int,
     threshold_variance: float = 0.0,
 ) -> Rates:
-    """Pool the groups, distractors and held-out searches alike. Units are drawn anew within each group, for queries and
-    gallery alike.
+    """Pool the groups. Units are drawn anew within each group, for queries and gallery alike.
 
     The bootstrap gives the variance; Wilson's interval at the sample size of that variance gives the bounds, so that a
     rate of 0 in n units has the upper bound it ought to have. A resampled gallery holds fewer different images, so the
     false matches of a resample follow its accepted pairs, which keep their mean, and not its searches.
     `threshold_variance` is added to the recall's: folds are judged at thresholds a little other than the shipped one.
     """
-    units, stored = sum(len(group.searches) for group in groups), sum(int(group.is_stored.sum()) for group in groups)
-    whole = _Sums.over(groups, lambda group: np.ones((1, len(group.searches))))
-    drawn = _Sums.over(groups, lambda group: bootstrap_of(group.is_stored, resamples, random))
-    per_pair = float(whole.false[0] / whole.pairs[0]) if whole.pairs[0] else 0.0
-    drawn_false = _without_double_draws(
-        per_pair * drawn.pairs / drawn.without_match, groups, per_pair / float(whole.without_match[0])
-    )
-    found = _rate(whole.share(whole.right), float(np.var(drawn.right / drawn.searches)) + threshold_variance, stored)
-    mistakes = _rate(whole.share(whole.wrong), float(np.var(drawn.wrong / drawn.searches)), stored, rare=True)
-    false_rate = float(whole.false[0] / whole.without_match[0])
+    units = sum(len(group.searches) for group in groups)
+    whole = sum((_sums(group, np.ones((1, len(group.searches)))) for group in groups), np.zeros((1, 5)))
+    drawn = sum((_sums(group, bootstrap(len(group.searches), resamples, random)) for group in groups), np.zeros((1, 5)))
+    searches, right, wrong, false, pairs = whole[0]
+    per_pair = false / pairs if pairs else 0.0
+    recall, mistaken, false_rate = right / searches, wrong / searches, false / searches
+    drawn_recall, drawn_wrong = drawn[:, 1] / drawn[:, 0], drawn[:, 2] / drawn[:, 0]
+    drawn_false = _without_double_draws(per_pair * drawn[:, 4] / drawn[:, 0], groups, per_pair / searches)
+    found = _rate(recall, float(np.var(drawn_recall)) + threshold_variance, units)
+    mistakes = _rate(mistaken, float(np.var(drawn_wrong)), units, rare=True)
     false_matches = _rate(false_rate, float(np.var(drawn_false)), units, rare=True)
-    return Rates(
-        found,
-        false_matches,
-        _precision(found, mistakes, false_matches, match_share),
-        int(whole.searches[0]),
-        int(whole.without_match[0]),
-        units - stored,
-        _of_distractors(groups),
-    )
+    precision = _precision(found, mistakes, false_matches, match_share)
+    return Rates(found, false_matches, precision, int(searches), *_of_distractors(groups, units))
 
 
 def bootstrap(units: int, resamples: int, random: np.random.Generator) -> Floats:
@@ -118,55 +100,37 @@ def bootstrap(units: int, resamples: int, random: np.random.Generator) -> Floats
     return random.multinomial(units, np.full(units, 1 / units), size=resamples).astype(np.float64)
 
 
-def bootstrap_of(is_stored: NDArray[np.bool_], resamples: int, random: np.random.Generator) -> Floats:
-    """The same, with as many stored units and as many distractors in each resample as there are."""
-    drawn = np.empty((resamples, len(is_stored)))
-    for kind in (is_stored, ~is_stored):
-        if kind.any():
-            drawn[:, kind] = bootstrap(int(kind.sum()), resamples, random)
-    return drawn
-
-
 def folds(units: int, count: int, random: np.random.Generator) -> list[Units]:
     """The units in so many groups of like size, drawn at random."""
     return [np.sort(group) for group in np.array_split(random.permutation(units), count)]
 
 
-@dataclass(frozen=True)
-class _Sums:
-    """Sums over all groups, for each resample (B,)."""
+def _of_distractors(groups: Sequence[Judged], stored: int) -> tuple[int, Rate | None]:
+    """How many units of distractors there are, and their rate.
 
-    searches: Floats
-    right: Floats
-    wrong: Floats
-    without_match: Floats
-    false: Floats
-    pairs: Floats
-
-    @staticmethod
-    def over(groups: Sequence[Judged], weights_of: Callable[[Judged], Floats]) -> "_Sums":
-        """weights_of: a group of U units -> (B, U) how often each is drawn."""
-        return _Sums(*np.sum([_weighted(group, weights_of(group)) for group in groups], axis=0))
-
-    def share(self, outcome: Floats) -> float:
-        """Of the searches with a match, in the first resample."""
-        return float(outcome[0] / self.searches[0])
+    Its bounds are those of as many samples as there are units of them, or stored units if these are fewer: all of them
+    meet the same few images.
+    """
+    searches = sum(float(group.distractors.sum()) for group in groups)
+    units = sum(len(group.distractors) for group in groups)
+    if not units:
+        return 0, None
+    matched = sum(float(group.distractors_matched.sum()) for group in groups)
+    return units, _rate(matched / searches, 0.0, min(units, stored))
 
 
-def _weighted(group: Judged, weights: Floats) -> Floats:
-    """weights (B, U) -> (6, B) sums in the order of _Sums."""
-    by_unit = np.stack([group.searches, group.right, group.wrong, group.without_match, group.false])
-    pairs = np.einsum("bu,uv,bv->b", weights, group.pairs, weights, optimize=True)
-    return np.vstack([by_unit @ weights.T, pairs])
-
-
-def _of_distractors(groups: Sequence[Judged]) -> Rate | None:
-    """Wilson's bounds at the number of their units, of which each is one event at best."""
-    asked = sum(float(group.distractors.sum()) for group in groups)
-    if not asked:
-        return None
-    matched = sum(float(group.false[~group.is_stored].sum()) for group in groups)
-    return _rate(matched / asked, 0.0, sum(int((~group.is_stored).sum()) for group in groups))
+def _sums(group: Judged, weights: Floats) -> Floats:
+    """weights (B, U) -> (B, 5) sums of searches, right, wrong, false and accepted pairs."""
+    return np.stack(
+        [
+            weights @ group.searches,
+            weights @ group.right,
+            weights @ group.wrong,
+            weights @ group.false,
+            np.einsum("bu,uv,bv->b", weights, group.pairs, weights, optimize=True),
+        ],
+        axis=1,
+    )
 
 
 def _precision(recall: Rate, wrong: Rate, false: Rate, match_share: float) -> Rate:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from roadmatch.calibration.evidence import Judged, bootstrap_of, folds, rates
+from roadmatch.calibration.evidence import Judged, bootstrap, folds, rates
 from roadmatch.calibration.rules import Fit, Rule, false_match_rate, max_f1, precision
 from roadmatch.calibration.searches import Floats, Scored, Searches, Similarities, Units
 from roadmatch.operating_points import Curves, Evidence, OperatingPoint, OperatingPoints, Rate
@@ -70,7 +70,7 @@ def calibrate(
     shown = [
         rule
         for rule in how.rules
-        if rule.least_rate(scored.units) is None and np.isfinite(threshold_for(rule, fit, size))
+        if rule.least_rate(scored.stored) is None and np.isfinite(threshold_for(rule, fit, size))
     ]
     judged = cross_fit(scored, shown, how)
     judged_shifted = cross_fit(scored, shown, how, judge_on=shifted_scored) if shifted_scored else {}
@@ -82,7 +82,11 @@ def calibrate(
 
 
 def _fit(scored: Scored, how: Calibration) -> Fit:
-    return Fit.of(scored, bootstrap_of(scored.is_stored, how.resamples, np.random.default_rng([how.seed, 1])))
+    random, weights = np.random.default_rng([how.seed, 1]), np.empty((how.resamples, scored.units))
+    for kind in (scored.is_stored, ~scored.is_stored):
+        if kind.any():
+            weights[:, kind] = bootstrap(int(kind.sum()), how.resamples, random)
+    return Fit.of(scored, weights)
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,14 @@ class CrossFitted:
 def cross_fit(
     scored: Scored, rules: Sequence[Rule], how: Calibration, judge_on: Scored | None = None
 ) -> dict[str, CrossFitted]:
-    """Each fold's searches among themselves, at the thresholds that the other folds fitted."""
+    """Each fold's searches among themselves, at the thresholds that the other folds fitted.
+
+    judge_on: other searches of the same stored units.
+    """
     judged = {rule.name: CrossFitted([], []) for rule in rules}
     for fold in _folds(scored, how):
         fit = _fit(scored.only(np.setdiff1d(np.arange(scored.units), fold)), how)
-        group = (judge_on or scored).only(fold)
+        group = scored.only(fold) if judge_on is None else judge_on.only(fold[scored.is_stored[fold]])
         for rule in rules:
             threshold = threshold_for(rule, fit, fold_size(scored.stored, how))
             judged[rule.name].groups.append(Judged.of(group, threshold))
@@ -168,8 +175,8 @@ def _evidence(rule: Rule, fit: Fit, how: Calibration, searches: Searches, judged
         what=searches.what,
         pictures=len(searches.units),
         gallery_size=gallery_size,
-        searches_with_match=reached.with_match,
-        searches_without_match=reached.without_match,
+        searches_with_match=reached.searches,
+        searches_without_match=reached.searches,
         recall=reached.recall,
         false_match_rate=reached.false_match_rate,
         precision=reached.precision,

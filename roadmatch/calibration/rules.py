@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from roadmatch.calibration.searches import Floats, Scored
-from roadmatch.calibration.tail import Tail, fit_tail
+from roadmatch.calibration.tail import Tail, fit_tail, heavier
 
 _ONE_SIDED = 0.05
 _SOME = 0.01
@@ -33,14 +33,21 @@ class Fit:
 
     @staticmethod
     def of(scored: Scored, weights: Floats) -> "Fit":
-        """scored with U units, weights (B, U) bootstrap counts -> fit. Distractors tell of non-matching pairs alone."""
+        """scored with U units, weights (B, U) bootstrap counts -> fit.
+
+        The tail is the heavier of those with and without distractors: some of a kind that is mistaken less would water
+        the promise down.
+        """
         tail = fit_tail(scored, weights)
+        if scored.stored < scored.units:
+            scored, weights = scored.held_out, weights[:, scored.is_stored]
+            tail = heavier(fit_tail(scored, weights), tail)
         own = own_scores(scored)
         steps = np.searchsorted(tail.grid, own, side="right")  # how many grid scores each query reaches
         width = len(tail.grid) + 1
         counts = np.bincount(scored.query_unit * width + steps, minlength=scored.units * width).reshape(-1, width)
         by_unit = np.cumsum(counts[:, :0:-1], axis=1)[:, ::-1]  # (U, T) queries of each unit at or above each score
-        queries = np.where(scored.is_stored, np.bincount(scored.query_unit, minlength=scored.units), 0)
+        queries = np.bincount(scored.query_unit, minlength=scored.units)
         resampled = (weights @ by_unit) / (weights @ queries)[:, None]
         return Fit(tail, by_unit.sum(axis=0) / queries.sum(), np.quantile(resampled, _ONE_SIDED, axis=0), scored.units)
 

@@ -82,6 +82,18 @@ class Scored:
         """How many units have gallery images."""
         return int(self.is_stored.sum())
 
+    @property
+    def held_out(self) -> "Scored":
+        """The searches of stored units alone, which are held out in turn."""
+        return self if self.stored == self.units else self.only(np.flatnonzero(self.is_stored))
+
+    @property
+    def distractors(self) -> "Scored":
+        """The searches of distractors alone, their units numbered anew."""
+        asked = ~self.is_stored[self.query_unit]
+        number = np.unique(self.query_unit[asked], return_inverse=True)[1]
+        return Scored(self.scores[asked], self.ceiling, number, self.gallery_unit)
+
     def only(self, units: Units) -> "Scored":
         """The searches among these units alone, numbered anew in the order given."""
         number = np.full(self.units, -1)

@@ -66,6 +66,19 @@ def fit_tail(scored: Scored, weights: Floats) -> Tail:
     )
 
 
+def heavier(one: Tail, other: Tail) -> Tail:
+    """The higher of two at each score that both describe."""
+    grid = np.union1d(one.grid, other.grid)
+    grid = grid[grid >= max(one.grid[0], other.grid[0])]
+    ats = [(each, np.searchsorted(each.grid, grid, side="right") - 1) for each in (one, other)]
+    return Tail(
+        grid,
+        np.max([each.rate[at] for each, at in ats], axis=0),
+        np.max([each.upper[at] for each, at in ats], axis=0),
+        max(one.least_shown, other.least_shown),
+    )
+
+
 def _unit_pairs(scored: Scored) -> float:
     """Pairs of different units, of which one at least is stored."""
     return scored.stored * ((scored.stored - 1) / 2 + scored.units - scored.stored)

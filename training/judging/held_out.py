@@ -42,7 +42,7 @@ def held_out(manifest: Manifest, seed: int) -> HeldOut:
         asks = [n for n in by_class[label] if manifest.is_query[n]]
         kept = next((n for n in answers if set(asks) - {n}), None)
         if kept is None or len(stored) == MOST_CLASSES:
-            distractors += asks if kept is None else []
+            distractors += asks[:MOST_QUERIES] if kept is None else []
             continue
         stored.append(kept)
         asking += [n for n in asks if n != kept][:MOST_QUERIES]

@@ -18,6 +18,7 @@ from roadmatch.calibration.fit import RULES, SCORES
 from roadmatch.calibration.rules import Rule, false_match_rate
 from roadmatch.operating_points import OperatingPoints
 from roadmatch.scoring import ScoreRule, Vector
+from training.data.splits import FEWEST
 from training.fitting.run_folder import RunError, write
 from training.judging.embedded import AFTER, Embeddings
 from training.judging.held_out import BACKGROUND_IMAGES, HeldOut, background_numbers, held_out
@@ -25,7 +26,6 @@ from training.judging.trained import Trained, keep, kept, trained
 
 FOLDER, FILE, BACKGROUND = "calibration", "calibration.json", "background.safetensors"
 FORMAT = 2
-FEWEST = 20
 _WIDER = (0.1, 0.2)
 """Rates for data sets that cannot show lesser ones."""
 _TENSOR = "embeddings"
@@ -49,8 +49,8 @@ def calibrate(run: Path, how: Calibration | None = None) -> Calibrated:
     The searches are those of the test classes. The validation classes would be as many again, but the best checkpoint
     was chosen on them: their figures are better than those of classes that nobody looked at. A class is the unit. One
     image of it is stored, as rates are stated for a gallery of so many images; the others ask, up to four of them. For
-    the search without a match the class is held out; images of no class, and of classes that store nothing, are
-    searches without a match as they are.
+    the search without a match the class is held out. Images of no class, and of classes that store nothing, are
+    distractors: they make thresholds stricter where they are mistaken more, and their rate is stated by itself.
     """
     return calibrated_of(trained(run), how, anew=True)
 
@@ -65,11 +65,11 @@ def calibrated_of(trained: Trained, how: Calibration | None = None, *, anew: boo
     return found
 
 
-def rules_for(searches: int) -> tuple[Rule, ...]:
-    """The usual rules, and before them, where so few independent searches show none of their rates, wider ones."""
-    if any(rule.false_match_rate and rule.least_rate(searches) is None for rule in RULES):
+def rules_for(classes: int) -> tuple[Rule, ...]:
+    """The usual rules, and before them, where so few classes show none of their rates, wider ones that they do show."""
+    if any(rule.false_match_rate and rule.least_rate(classes) is None for rule in RULES):
         return RULES
-    return (*(rule for rule in map(false_match_rate, _WIDER) if rule.least_rate(searches) is None), *RULES)
+    return (*(rule for rule in map(false_match_rate, _WIDER) if rule.least_rate(classes) is None), *RULES)
 
 
 def stored(trained: Trained) -> Calibrated | None:
@@ -116,14 +116,12 @@ def _calibrated(trained: Trained, how: Calibration) -> Calibrated:
     embeddings = Embeddings(trained, AFTER)
     vectors = embeddings.of(background)
     searches = _searches(embeddings, images)
-    distractors = len(np.unique(searches.distractor_unit))
-    independent = len(classes) + distractors
-    rules = rules_for(independent)
-    default = next(rule for rule in rules if rule.false_match_rate and rule.least_rate(independent) is None)
+    rules = rules_for(len(classes))
+    default = next(rule for rule in rules if rule.false_match_rate and rule.least_rate(len(classes)) is None)
     how = replace(how, rules=rules, default=default)
     score, recalls = choose_score(searches, vectors, how, [rule for rule in SCORES if rule.k <= len(vectors)])
     points = fit_points(searches, vectors, score, trained.model, how)
-    warnings = _warnings(points, len(classes), distractors, len(vectors))
+    warnings = _warnings(points, len(classes), len(vectors))
     return Calibrated(score, vectors, points, len(classes), tuple(recalls.items()), warnings)
 
 
@@ -140,9 +138,9 @@ def _searches(embeddings: Embeddings, images: HeldOut) -> Searches:
     )
 
 
-def _warnings(points: OperatingPoints, classes: int, distractors: int, background: int) -> tuple[str, ...]:
+def _warnings(points: OperatingPoints, classes: int, background: int) -> tuple[str, ...]:
     lines = [
-        f"{point.rule} cannot be shown by {classes} classes{f' and {distractors} distractors' if distractors else ''}"
+        f"{point.rule} cannot be shown by {classes} classes"
         + (f": {ceil(3 / point.stated_false_match_rate)} are needed" if point.stated_false_match_rate else "")
         for point in points.points
         if not point.supported

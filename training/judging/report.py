@@ -194,7 +194,7 @@ def _distractors(points: OperatingPoints) -> str:
     ]
     if not rows:
         return ""
-    return "<p>Of these false matches, those of images of no class in the gallery:</p>" + _table(
+    return "<p>Searches with images of no class in the gallery:</p>" + _table(
         ("rule", "of no class", "answered match"), rows, numbers=(1, 2)
     )
 
