@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from roadmatch.images import decode
-from training.data.checks import Findings, check, refuse
+from training.data.checks import Findings, check, few_to_test, refuse
 from training.data.duplicates import NEAR, SIDE, Hashes, nearest, perceptual_hash
 from training.data.manifest import DataError, Manifest, Row, Split, of_rows
 from training.recipe import Batch, Sampler, SmallClasses
@@ -159,6 +159,27 @@ def test_near_copies_in_two_splits_are_warnings_between_any_two(tmp_path: Path) 
         ),
     )
     assert found(given, near_duplicates=False) == Findings((), ())
+
+
+def test_a_distractor_that_is_a_labelled_picture_is_named(tmp_path: Path) -> None:
+    rows = [*pairs("ab"), *pairs("cd", Split.TEST)]
+    copied = Row("lost.png", "", Split.TEST)
+    given = data_set(tmp_path, [*rows, copied, Row("other.png", "", Split.TEST)])
+    (tmp_path / "lost.png").write_bytes(given.file(given.paths.index(rows[-1].path)).read_bytes())
+    (warning,) = found(given).warnings
+    assert warning == (
+        f"1 unlabelled images of test are copies of labelled ones: lost.png = {rows[-1].path}: label them"
+    )
+
+
+def test_a_test_split_that_no_threshold_can_come_of_is_said(tmp_path: Path) -> None:
+    few, enough = (
+        data_set(tmp_path / str(count), [row for n in range(count) for row in pairs(chr(97 + n), Split.TEST)])
+        for count in (19, 20)
+    )
+    (line,) = few_to_test(few)
+    assert line.startswith("the test split has 19 classes of two images or more, and 20 are needed for a threshold")
+    assert few_to_test(enough) == few_to_test(data_set(tmp_path / "none", pairs("ab"))) == []
 
 
 def test_a_near_copy_of_its_own_class_is_what_a_query_of_a_closed_split_looks_for(tmp_path: Path) -> None:

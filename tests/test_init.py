@@ -81,7 +81,7 @@ def test_a_folder_elsewhere_is_named_in_full_and_one_with_a_number_for_a_name_is
 
 
 def test_where_classes_suffice_enough_are_kept_for_operating_points_and_else_the_recipe_says_so(tmp_path: Path) -> None:
-    enough = init(drawn(tmp_path / "enough", [2] * 50), tmp_path / "enough.yaml", gpu=False)
+    enough = init(drawn(tmp_path / "enough", [2] * 40), tmp_path / "enough.yaml", gpu=False)
     assert len(split_of(enough).only(Split.TEST).classes) >= 20
     assert "operating points" not in (tmp_path / "enough.yaml").read_text()
     init(drawn(tmp_path / "few", [2] * 30), tmp_path / "few.yaml", gpu=False)

@@ -52,7 +52,8 @@ def test_words_are_texts_that_older_yaml_takes_for_something_else(tmp_path: Path
         ("loss: {name: gsap, temperatur: 1}", "loss.temperatur is no field: did you mean temperature?"),
         ("beside: [{loss: {name: koleo, x: 1}}]", "beside.0.loss.x is no field: there are name, negatives_only"),
         ("loss: {name: gsapp}", "loss.name is 'gsapp': did you mean gsap?"),
-        ("loss: {temperature: 0.1}", "loss.name is not given: there are gsap, smooth_ap"),
+        ("beside: [{loss: {weight: 0.1}}]", "beside.0.loss.name is not given: there are"),
+        ("loss: {temperature: 7}", "loss.temperature is 7: input should be less than or equal to 1"),
         ("loss: {name: gsap, temperature: 7}", "loss.temperature is 7: input should be less than or equal to 1"),
         ("loss: {name: tcm, positive: 2}", "loss.positive is 2: input should be less than or equal to 1"),
         ("batch: {size: true}", "batch.size is True: input should be a valid integer"),
@@ -70,6 +71,12 @@ def test_words_are_texts_that_older_yaml_takes_for_something_else(tmp_path: Path
 )
 def test_a_wrong_field_is_named_with_its_path_and_the_mend(tmp_path: Path, content: str, message: str) -> None:
     assert refusal(tmp_path, LEAST + content).startswith(f"recipe.yaml: {message}")
+
+
+def test_a_loss_without_a_name_is_the_usual_one(tmp_path: Path) -> None:
+    found = recipe(tmp_path, "loss: {temperature: 0.1}").loss
+    assert isinstance(found, Gsap)
+    assert found.temperature == 0.1
 
 
 def test_several_errors_are_counted_and_what_is_missing_is_described(tmp_path: Path) -> None:

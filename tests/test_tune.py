@@ -4,6 +4,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_fit import given, one_thread, recipe_of  # noqa: F401 - fixtures
+from training.cli import main
 from training.data import manifest
 from training.data.manifest import Split
 from training.fitting import checkpoints, tune
@@ -40,6 +41,21 @@ def test_a_search_goes_on_with_the_trials_that_it_has(given: Path, tmp_path: Pat
     second = tune.tune(recipe, tmp_path / "search", trials=2, show=False)
     assert second["trials"][0] == first["trials"][0]
     assert second["trials"][1]["learning_rate"] != first["trials"][0]["learning_rate"]
+
+
+def test_the_command_says_which_trial_was_best_and_where_all_are(
+    given: Path,  # noqa: F811
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text(recipe_file.text(recipe_of(given, "linear", fit__epochs=1)))
+    assert main(["tune", str(recipe), "--run", str(tmp_path / "search"), "--trials", "1"]) == 0
+    best = json.loads((tmp_path / "search" / "tune.json").read_text())["best"]
+    found = f"learning_rate {best['learning_rate']:.3g}, temperature {best['temperature']:.3g}"
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        f"{tmp_path / 'search'}: trial 0 is best, gAP {best['gap']:.4f} with {found}; tune.json has them all"
+    )
 
 
 def test_a_head_keeps_its_ratio_to_the_backbone(given: Path) -> None:  # noqa: F811

@@ -132,7 +132,10 @@ def run_tune(chosen: argparse.Namespace) -> None:
     recipe = _recipe(chosen)
     from training.fitting.tune import tune
 
-    tune(recipe, chosen.folder or RUNS / f"{recipe.name}-tune", trials=chosen.trials)
+    folder = chosen.folder or RUNS / f"{recipe.name}-tune"
+    best = tune(recipe, folder, trials=chosen.trials)["best"]
+    settings = ", ".join(f"{name} {best[name]:.3g}" for name in sorted(best.keys() - {"trial", "gap"}))
+    print(f"{folder}: trial {best['trial']} is best, gAP {best['gap']:.4f} with {settings}; tune.json has them all")
 
 
 def add_evaluate(commands: "Subcommands") -> None:

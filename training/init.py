@@ -8,7 +8,7 @@ from pathlib import Path
 
 from roadmatch.errors import RoadmatchError
 from training.data.manifest import Split
-from training.judging.points import FEWEST
+from training.data.splits import FEWEST
 from training.recipe import Mode, Recipe, plain_yaml, recipe_file
 from training.sizing import PER_CLASS, Seen, Sizes, look, sizes
 
@@ -19,9 +19,9 @@ def init(source: Path, out: Path, *, gpu: bool) -> Recipe:
     gpu: whether the run will have one. Looks into a few of the images. Raises InitError, DataError, RecipeError and
     FileExistsError; nothing is written then.
     """
+    seen = look(source)
     if out.exists():
         raise FileExistsError(f"{out} is there already: name another file with --out")
-    seen = look(source)
     content = text(seen, sizes(seen, gpu=gpu), name=name_of(source), out=out, gpu=gpu)
     with out.open("x", encoding="utf-8") as file:
         file.write(content)

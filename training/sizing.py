@@ -13,7 +13,7 @@ from roadmatch.images import decode
 from training.data import splits
 from training.data.layouts import images_of
 from training.data.manifest import DataError, Manifest, Split
-from training.judging.points import FEWEST
+from training.data.splits import FEWEST
 from training.recipe import Data, Layout, Mode
 
 _LOOKED_AT = 64  # images, spread over all, whose size and format are looked at
@@ -117,7 +117,7 @@ def _split(data: Data, images: Manifest) -> tuple[Data, Manifest]:
     Without validation where classes are few; with more of them to test on where that makes enough to calibrate with.
     """
     pairs = _pairs(images)
-    chosen = pairs >= 2 * _TESTED and not images.of(Split.TEST).any()
+    chosen = pairs >= 2 * FEWEST and not images.of(Split.TEST).any()
     test = round(min(0.5, max(_TEST, _TESTED / pairs)), 2) if chosen else _TEST
     for validation in (_VALIDATION, 0.0):
         first: tuple[int, Manifest] | None = None

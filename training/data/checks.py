@@ -16,6 +16,7 @@ from roadmatch.errors import ImageError
 from roadmatch.images import Limits, decode
 from training.data.duplicates import SIDE, WORDS, Hashes, nearest, perceptual_hash
 from training.data.manifest import DataError, Manifest, Split
+from training.data.splits import FEWEST
 from training.data.tables import in_a_line
 from training.recipe import Batch, Sampler, SmallClasses
 
@@ -65,6 +66,7 @@ def check(
     errors += _too_few(manifest.only(Split.TRAIN), batch)
     errors += _classes_in_two_splits(manifest)
     warnings += _alone(manifest, batch)
+    warnings += _known_distractors(manifest, looked)
     for first, second in combinations(Split, 2):
         exact, near = _copies(manifest, looked, first, second)
         share = len(exact) / max(1, int(manifest.of(second).sum()))
@@ -147,6 +149,35 @@ def _alone(manifest: Manifest, batch: Batch) -> list[str]:
         if single and not (split is Split.TRAIN and batch.small_classes is SmallClasses.REPEAT):
             found.append(
                 f"{_of(single, len(images))} classes of {split} have one image and so no right match: {_some(single)}"
+            )
+    return found
+
+
+def few_to_test(manifest: Manifest) -> list[str]:
+    """What to say of a test split that no threshold can come of; a run may be for its figures alone."""
+    images = Counter(label for label in manifest.only(Split.TEST).labels if label)
+    tested = sum(count > 1 for count in images.values())
+    if not images or tested >= FEWEST:
+        return []
+    needed = f"{FEWEST} are needed for a threshold: without them there is `export --no-calibration`"
+    return [f"the test split has {tested} classes of two images or more, and {needed}"]
+
+
+def _known_distractors(manifest: Manifest, looked: _Looked) -> list[str]:
+    """Images of no class that are, byte for byte, images of one in the same split."""
+    found = []
+    for split in (Split.VALIDATION, Split.TEST):
+        numbers = np.flatnonzero(manifest.of(split))
+        labelled = {looked.sha256[n].tobytes(): int(n) for n in numbers if manifest.labels[n]}
+        pairs = [
+            (int(n), labelled[key])
+            for n in numbers
+            if not manifest.labels[n] and n not in looked.unreadable and (key := looked.sha256[n].tobytes()) in labelled
+        ]
+        if pairs:
+            shown = _some(f"{manifest.paths[ours]} = {manifest.paths[theirs]}" for ours, theirs in pairs)
+            found.append(
+                f"{len(pairs):,} unlabelled images of {split} are copies of labelled ones: {shown}: label them"
             )
     return found
 

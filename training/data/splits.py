@@ -7,6 +7,8 @@ from dataclasses import replace
 
 from training.data.manifest import DataError, Manifest, Split
 
+FEWEST = 20
+"""Test classes of two images or more that operating points need."""
 _SEEDS_TRIED = 1000
 _FEWEST = 2  # classes with a pair of images that an evaluation needs: a right match, and one to be confused with
 
@@ -24,6 +26,8 @@ def split(manifest: Manifest, *, validation: float, test: float, seed: int) -> M
         for which, share in ((Split.TEST, test), (Split.VALIDATION, validation))
         if share > 0 and not manifest.of(which).any()
     }
+    if not manifest.of(Split.TRAIN).any():
+        raise DataError("no image is in the split train: there is nothing to train on")
     drawn = _drawn(manifest, shares, seed)
     lack = _lack(drawn, shares)
     if lack is None:

@@ -83,7 +83,7 @@ def _check(recipe: Recipe, images: Manifest, run: Path, process: Process, tell: 
         near, threads = recipe.data.near_duplicates, recipe.data.threads
         findings = checks.check(images, recipe.batch, near_duplicates=near, threads=threads)
         run_folder.note_findings(run, findings)
-        for line in findings.warnings:
+        for line in (*findings.warnings, *checks.few_to_test(images)):
             tell(f"warning: {line}")
         checks.refuse(findings)
     process.wait_for_all()

@@ -40,6 +40,7 @@ def read(path: Path, changes: Sequence[str] = ()) -> Recipe:
         tree = _extended(path, ())
         for change in _changed(changes):
             tree = _merged(tree, change)
+        tree = _with_usual_loss(tree)
     except YamlError as error:
         raise RecipeError(str(error)) from error
     try:
@@ -100,6 +101,14 @@ def _merged(below: Tree, above: Tree) -> Tree:
 
 def _another(old: Tree, value: Tree) -> bool:
     return value.get("name", old.get("name")) != old.get("name")
+
+
+def _with_usual_loss(tree: Tree) -> Tree:
+    """The tree whose loss, if it has fields and no name, is the one that a recipe without a loss has."""
+    loss = tree.get("loss")
+    if not isinstance(loss, dict) or "name" in loss:
+        return tree
+    return {**tree, "loss": {"name": Recipe.model_fields["loss"].get_default(call_default_factory=True).name, **loss}}
 
 
 def _from_folder(tree: Tree, folder: Path) -> Tree:

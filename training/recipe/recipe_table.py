@@ -1,5 +1,6 @@
 """`python -m training.recipe.recipe_table` writes the tables of docs/recipe.md from the recipe's fields."""
 
+import argparse
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -134,4 +135,5 @@ def _cell(text: str) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(prog="python -m training.recipe.recipe_table", description=__doc__).parse_args()
     DOCUMENT.write_text(rewritten(DOCUMENT.read_text()))
