@@ -552,6 +552,7 @@ def test_what_comes_behind_a_chunked_body_is_no_header(served: Served) -> None:
     assert headers["x-request-id"] != "from-a-trailer"
 
 
+@pytest.mark.faults
 def test_a_dripping_body_is_given_up_before_the_deadline(bundle: Path, tmp_path: Path) -> None:
     with running(tmp_path / "data", bundle, receive_s=60) as served, Wire(served) as wire:
         wire.send(head(1_000_000) + form(b"")[:60])

@@ -97,6 +97,7 @@ def test_the_upload_is_gone_when_its_job_has_ended(served: Served, archive: byte
     assert list((tmp_path / "data" / "uploads").iterdir()) == []
 
 
+@pytest.mark.faults
 def test_a_killed_worker_costs_nothing_but_time(served: Served, archive: bytes, tmp_path: Path) -> None:
     job = send(served, archive)
     worker_of(served).send_signal(signal.SIGKILL)

@@ -123,6 +123,7 @@ def test_plain_similarity_loses_nothing_against_itself() -> None:
     assert (found.value, found.upper) == (0, 0)
 
 
+@pytest.mark.faults
 def test_on_photographs_the_fitted_rule_costs_held_out_classes_no_more_than_a_hundredth_in_19_of_20_splits() -> None:
     kept = gained = 0
     for seed in range(20):
