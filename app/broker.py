@@ -4,11 +4,11 @@ import logging
 import queue
 import threading
 import time
-from contextlib import suppress
+from contextlib import closing, suppress
 
 TASK, QUEUE = "roadmatch.wake_up", "roadmatch"
 """What worker/celery_app.py and worker/tasks.py call them; programs do not import each other."""
-_TIMEOUT_S = 0.9
+_TIMEOUT_S = 0.8
 """Of one look for Redis; there are two at most, so a message takes less than 2 s in all."""
 _MOST_WAITING = 64
 _COMPLAIN_S = 60.0
@@ -42,14 +42,16 @@ class Broker:
             self._messages.put_nowait(True)
 
     def close(self) -> None:
-        """Send what waits, if Redis answers, and end within 2.5 s."""
+        """Send what waits, if Redis answers, and come back within 2.5 s."""
         with suppress(queue.Full):
             self._messages.put(False, timeout=0.5)
             self._thread.join(2.0)
-        if not self._thread.is_alive():
-            self._celery.close()
 
     def _send_all(self) -> None:
+        with closing(self._celery):  # on this thread, which may outlast the wait for it
+            self._send_messages()
+
+    def _send_messages(self) -> None:
         complained = -_COMPLAIN_S
         while self._messages.get():
             try:
