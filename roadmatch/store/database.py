@@ -21,11 +21,15 @@ _CONNECTIONS = 40
 """Connections of one process at most: as many as threads that serve requests."""
 _MIGRATION_WAIT_S = 60.0
 """So long a start waits for another process that migrates the same database."""
+_SQLITE_BUSY_S, _POSTGRES_BUSY_S = 5.0, 2.3
+"""Busy timeouts: all writers of SQLite wait for each other, those of PostgreSQL only where they write to one gallery."""
 _CHECKPOINT_WAIT_S = 0.2
 """So long a checkpoint waits for readers: writers wait for it meanwhile."""
 _IDLE_TRANSACTION_S = 60
 """PostgreSQL ends a transaction whose client is gone after so long, and with it the lock on a gallery."""
-_ANSWER_S = 1.5
+_MORE_S = 0.3
+"""So much later than a lock's wait a statement is ended, so that a lock is called one."""
+_ANSWER_S = 0.5
 """So long after PostgreSQL should have ended a statement by itself it is taken for dead."""
 _MIGRATION_LOCK = 0x726F61646D617463  # "roadmatc"
 
@@ -183,10 +187,11 @@ class Database:
             _raise_unavailable(error)
 
 
-def open_database(url: str, *, busy_timeout_s: float = 5.0) -> Database:
+def open_database(url: str, *, busy_timeout_s: float | None = None) -> Database:
     """Open `sqlite:///path` or `postgresql://...` and bring its tables up to date.
 
-    busy_timeout_s: how long a transaction waits for a lock, a connection or an answer.
+    busy_timeout_s: how long a transaction waits for a lock, a connection or an answer; by default 5 with SQLite and
+    2.3 with PostgreSQL, so that a request that it keeps waiting is refused within 3.
     Raises StoreUnavailable, StoreVersionMismatch (a newer Roadmatch wrote it), ValueError (another kind of URL, or no
     driver for it).
     """
@@ -196,9 +201,9 @@ def open_database(url: str, *, busy_timeout_s: float = 5.0) -> Database:
         raise ValueError("not the URL of a database") from error  # without the URL: it may hold a password
     kind = parsed.get_backend_name()
     if kind == "sqlite":
-        database = _open_sqlite(parsed, busy_timeout_s)
+        database = _open_sqlite(parsed, _SQLITE_BUSY_S if busy_timeout_s is None else busy_timeout_s)
     elif kind in ("postgresql", "postgres"):
-        database = _open_postgres(parsed, busy_timeout_s)
+        database = _open_postgres(parsed, _POSTGRES_BUSY_S if busy_timeout_s is None else busy_timeout_s)
     else:
         raise ValueError(f"{kind} is not a database that Roadmatch uses: sqlite:///path or postgresql://...")
     try:
@@ -254,18 +259,19 @@ def _use_write_ahead_log(writes: Engine, busy_timeout_s: float) -> None:
 
 
 def _open_postgres(url: URL, busy_timeout_s: float) -> Database:
-    milliseconds = int(busy_timeout_s * 1000)
+    # The server allows each lock its time, and a row that several wait for takes two; a statement has a little more.
+    statement_s = busy_timeout_s + _MORE_S
     settings = {
         "timezone": "UTC",
-        "lock_timeout": milliseconds,
-        "statement_timeout": milliseconds + 500,  # later, so that a lock is called one
+        "lock_timeout": int(busy_timeout_s * 1000),
+        "statement_timeout": int(statement_s * 1000),
         "idle_in_transaction_session_timeout": _IDLE_TRANSACTION_S * 1000,
     }
     options = " ".join(f"-c {name}={value}" for name, value in settings.items())
     given = url.query.get("options", "")
     connect_args: dict[str, Any] = {
         "connect_timeout": max(2, int(busy_timeout_s)),
-        "tcp_user_timeout": milliseconds,
+        "tcp_user_timeout": int(statement_s * 1000),
         "application_name": "roadmatch",
         "options": f"{options} {given if isinstance(given, str) else ' '.join(given)}".strip(),
     }
@@ -283,7 +289,7 @@ def _open_postgres(url: URL, busy_timeout_s: float) -> Database:
         )
     except ModuleNotFoundError as error:
         raise ValueError("PostgreSQL needs the driver psycopg: pip install 'roadmatch[postgres]'") from error
-    give_up_after(engine, busy_timeout_s + _ANSWER_S)
+    give_up_after(engine, statement_s + _ANSWER_S)
     return Database(engine, engine, busy_timeout_s)
 
 
