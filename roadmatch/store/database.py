@@ -22,7 +22,7 @@ _CONNECTIONS = 40
 _MIGRATION_WAIT_S = 60.0
 """So long a start waits for another process that migrates the same database."""
 _SQLITE_BUSY_S, _POSTGRES_BUSY_S = 5.0, 2.3
-"""Busy timeouts: all writers of SQLite wait for each other, those of PostgreSQL only where they write to one gallery."""
+"""Busy timeouts: writers of SQLite all wait for each other, those of PostgreSQL where they write to one gallery."""
 _CHECKPOINT_WAIT_S = 0.2
 """So long a checkpoint waits for readers: writers wait for it meanwhile."""
 _IDLE_TRANSACTION_S = 60
