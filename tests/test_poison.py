@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.archives import small_ones
 from roadmatch import bundle as bundles
 from roadmatch.blobs import FolderBlobs
 from roadmatch.embedding import Encoder, open_encoder
@@ -71,10 +70,10 @@ def make_runner(
     """A maker of runners on a database, whose decoding children do what poison says, each with an empty gallery."""
     (tmp_path / "failing_child.py").write_text(FAILING)
     monkeypatch.syspath_prepend(str(tmp_path))
+    encoder = open_encoder(bundles.read(bundle), cpus=CPUS)
     opened = []
 
-    def make(url: str, network: Path = bundle) -> tuple[Runner, Gallery]:
-        encoder = open_encoder(bundles.read(network), cpus=CPUS)
+    def make(url: str) -> tuple[Runner, Gallery]:
         database = open_database(url)
         opened.append(database)
         store = GalleryStore(database, FolderBlobs(tmp_path / "blobs"))
@@ -97,9 +96,7 @@ def new_gallery(runner: Runner, name: str) -> Gallery:
     )
 
 
-def write_folder(
-    folder: Path, count: int, poison: Mapping[str, Poison], photo: Callable[[int], bytes] = photo
-) -> dict[str, str]:
+def write_folder(folder: Path, count: int, poison: Mapping[str, Poison]) -> dict[str, str]:
     """So many entries, the poison spread among them -> item id -> sha256 of those that shall go in."""
     folder.mkdir()
     every, left, good = count // len(poison) if poison else count + 1, dict(poison), {}
@@ -161,15 +158,13 @@ def test_exactly_the_poisoned_entries_of_an_import_fail(
 @pytest.mark.faults
 @pytest.mark.timeout(600)
 def test_poison_in_a_large_import_costs_little_time(
-    make_runner: Callable[[str, Path], tuple[Runner, Gallery]], database_url: str, tmp_path: Path
+    make_runner: Callable[[str], tuple[Runner, Gallery]], database_url: str, tmp_path: Path
 ) -> None:
-    """Pictures as a shop has them and the bundle that comes with us: a spin and new children take seconds in all."""
-    runner, gallery = make_runner(database_url, bundles.default_bundle_folder())
-    pictures = [data for _, data in small_ones(ENTRIES)]
+    runner, gallery = make_runner(database_url)
     poison = {**DEEDS, "spins": SPINS, **hostile(POISONED - len(DEEDS) - 1)}
     assert len(poison) == POISONED
-    write_folder(tmp_path / "clean", ENTRIES, {}, pictures.__getitem__)
-    good = write_folder(tmp_path / "poisoned", ENTRIES, poison, pictures.__getitem__)
+    write_folder(tmp_path / "clean", ENTRIES, {})
+    good = write_folder(tmp_path / "poisoned", ENTRIES, poison)
     clean, clean_s = imported(runner, new_gallery(runner, "clean"), tmp_path / "clean")
     check_job(clean, ENTRIES)
     job, poisoned_s = imported(runner, gallery, tmp_path / "poisoned")
