@@ -21,7 +21,7 @@ from benchmarks.running import GALLERY, Running, fill, running
 from benchmarks.sides import Side, sides
 from roadmatch import bundle as bundles
 from roadmatch.gallery.galleries import Keep
-from roadmatch.jobs.run import MOST_ENTRIES
+from roadmatch.jobs.chunks import MOST_ENTRIES
 from roadmatch.scoring import Vector
 
 _CPUS = len(os.sched_getaffinity(0))

@@ -25,10 +25,11 @@ from roadmatch.errors import JobFinished
 from roadmatch.gallery import galleries
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.items import GalleryStore
-from roadmatch.jobs import queue, run
+from roadmatch.jobs import chunks, queue
+from roadmatch.jobs.chunks import MOST_ENTRIES
 from roadmatch.jobs.decoding import Decoders
 from roadmatch.jobs.queue import Job, Kind, State
-from roadmatch.jobs.run import MOST_ENTRIES, Runner
+from roadmatch.jobs.run import Runner
 from roadmatch.jobs.sources import Places
 from roadmatch.store.database import open_database
 from roadmatch.store.tables import jobs
@@ -47,16 +48,16 @@ PATIENCE_S = 40.0
 PAUSING = """
 import os, signal
 from dataclasses import replace
-from roadmatch.jobs import queue, run
+from roadmatch.jobs import chunks, queue
 from worker.plain import open_runner
 from worker.settings import Settings
 
-chunks, run.MOST_ENTRIES = [], 8
+embedded, chunks.MOST_ENTRIES = [], 8
 
 def trace(moment):
     if moment == "embedded":
-        chunks.append(moment)
-        if len(chunks) == 2:
+        embedded.append(moment)
+        if len(embedded) == 2:
             os.kill(os.getpid(), signal.SIGSTOP)
 
 runner = replace(open_runner(Settings.read()), trace=trace)
@@ -92,7 +93,7 @@ def written(folder: Path, count: int) -> Path:
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     """A job of few pictures has several chunks."""
-    monkeypatch.setattr(run, "MOST_ENTRIES", CHUNK)
+    monkeypatch.setattr(chunks, "MOST_ENTRIES", CHUNK)
 
 
 def expected(count: int) -> dict[str, str]:

@@ -29,9 +29,10 @@ from roadmatch.gallery import galleries, items
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.items import GalleryStore, NewImage
 from roadmatch.jobs import queue
+from roadmatch.jobs.chunks import MOST_ENTRIES
 from roadmatch.jobs.decoding import Decoders
 from roadmatch.jobs.queue import Job, Kind
-from roadmatch.jobs.run import MOST_ENTRIES, Runner
+from roadmatch.jobs.run import Runner
 from roadmatch.jobs.sources import Places
 from roadmatch.store.database import open_database
 from roadmatch.store.log import Kind as Change

@@ -136,6 +136,17 @@ def test_the_processor_time_is_that_of_a_picture_not_of_a_child(failing: Callabl
         assert [str(outcome) for outcome in decoders.decode([burn] * 5)] == ["burnt"] * 5
 
 
+def test_the_processor_time_of_a_picture_is_two_seconds_and_no_whole_one_more(
+    failing: Callable[..., Decoders],
+) -> None:
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    with failing() as decoders:
+        (outcome,) = decoders.decode([b"!while True: pass"])
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert detail(outcome).startswith("picture takes too long")
+    assert 1.9 < after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 2.7  # with its start
+
+
 def test_a_picture_that_takes_too_much_time_fails_alone(failing: Callable[..., Decoders]) -> None:
     with failing(wall_s=0.5) as decoders:
         before, outcome, after = decoders.decode([GOOD, b"!time.sleep(30)", GOOD])

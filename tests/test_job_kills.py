@@ -28,9 +28,9 @@ from roadmatch.gallery import galleries
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.items import GalleryStore
 from roadmatch.jobs import queue
+from roadmatch.jobs.chunks import MOST_ENTRIES
 from roadmatch.jobs.decoding import Decoded, Decoders
 from roadmatch.jobs.queue import Job, Kind
-from roadmatch.jobs.run import MOST_ENTRIES
 from roadmatch.store.database import open_database
 from roadmatch.store.tables import jobs
 from tests import job_oracle, job_worker

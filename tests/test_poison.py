@@ -29,7 +29,7 @@ from tests.test_decoding import FAILING, RAISED
 
 ENTRIES, POISONED = 10_000, 30
 LONGER = 1.2
-"""So many times the time of the job without poison."""
+"""So many times the time of the job without poison, the faster of one before and one behind."""
 CPUS = 2
 CODES = {413: "image-too-large", 415: "unsupported-image", 422: "unreadable-image"}
 _MEMORY = "needs too much memory"
@@ -165,11 +165,13 @@ def test_poison_in_a_large_import_costs_little_time(
     assert len(poison) == POISONED
     write_folder(tmp_path / "clean", ENTRIES, {})
     good = write_folder(tmp_path / "poisoned", ENTRIES, poison)
-    clean, clean_s = imported(runner, new_gallery(runner, "clean"), tmp_path / "clean")
-    check_job(clean, ENTRIES)
+    before, before_s = imported(runner, new_gallery(runner, "before"), tmp_path / "clean")
     job, poisoned_s = imported(runner, gallery, tmp_path / "poisoned")
-    print(f"{ENTRIES} entries: {clean_s:.1f} s clean, {poisoned_s:.1f} s with {POISONED} poisoned")
+    behind, behind_s = imported(runner, new_gallery(runner, "behind"), tmp_path / "clean")
+    print(f"{ENTRIES} entries: {before_s:.1f} s, {poisoned_s:.1f} s with {POISONED} poisoned, {behind_s:.1f} s")
+    check_job(before, ENTRIES)
+    check_job(behind, ENTRIES)
     check_job(job, ENTRIES)
     assert_failed(runner, job, poison)
     assert {item.id: item.images[0].sha256 for item in every_item(runner.store, gallery)} == good
-    assert poisoned_s <= LONGER * clean_s
+    assert poisoned_s <= LONGER * min(before_s, behind_s)

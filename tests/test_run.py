@@ -17,7 +17,7 @@ from roadmatch.errors import StorageFull, StoreUnavailable
 from roadmatch.gallery import galleries, items
 from roadmatch.gallery.galleries import Gallery, Keep
 from roadmatch.gallery.items import GalleryStore
-from roadmatch.jobs import queue, run
+from roadmatch.jobs import chunks, queue, run
 from roadmatch.jobs.decoding import Decoders
 from roadmatch.jobs.queue import Job, Kind, State
 from roadmatch.jobs.run import Runner
@@ -158,7 +158,7 @@ def test_a_deletion_takes_what_is_there(runner: Runner, pets: Gallery, photos: P
 
 @pytest.fixture
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MOST_ENTRIES", 3)
+    monkeypatch.setattr(chunks, "MOST_ENTRIES", 3)
 
 
 @pytest.mark.usefixtures("small_chunks")
@@ -456,8 +456,8 @@ def test_what_is_unchanged_is_noted_many_entries_at_a_time(
     import_of(runner, pets, photos)
     run_next(runner)
     committed: list[str] = []
-    monkeypatch.setattr(run, "MOST_ENTRIES", 2)
-    monkeypatch.setattr(run, "_MOST_UNCHANGED", 4)
+    monkeypatch.setattr(chunks, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(chunks, "_MOST_UNCHANGED", 4)
     import_of(runner, pets, photos)
     job = run_next(replace(runner, trace=committed.append))
     assert (job.unchanged, job.failed) == (PICTURES, 2)

@@ -17,7 +17,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -86,7 +86,16 @@ class Decoders:
         A picture that ends its child is UnreadableImage. Raises ChildProcessError (or another OSError) where a child
         cannot be started, RuntimeError after close and CancelledError where close came before a picture's turn.
         """
-        return list(self._threads.map(self._decode, pictures))
+        return list(self.begin(pictures))
+
+    def begin(self, pictures: Sequence[bytes]) -> Iterator[Decoded | ImageError]:
+        """`decode` without waiting: what became of each picture, as soon as it and those before it are done."""
+        return self._threads.map(self._decode, pictures)
+
+    @property
+    def bytes_of_pixels(self) -> int:
+        """Of each decoded picture."""
+        return math.prod(self._shape)
 
     def close(self) -> None:
         """Finish the pictures that are being decoded, drop those that wait, end the children."""
@@ -220,7 +229,7 @@ def _environment() -> dict[str, str]:
 
 def _reason(exit_code: int) -> str:
     """Why a picture's child ended, in one line with the mend."""
-    if exit_code in (-signal.SIGXCPU, -signal.SIGALRM):
+    if exit_code in (-signal.SIGPROF, -signal.SIGALRM):
         return _TOO_LONG
     how = signal.Signals(-exit_code).name if exit_code < 0 else f"exit code {exit_code}"
     return f"picture ended the decoder ({how}): save it anew"

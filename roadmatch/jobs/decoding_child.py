@@ -24,8 +24,8 @@ from roadmatch.images import Limits, Picture, Preprocessing, read_pixels
 
 MEMORY = 2_000_000_000
 """Bytes of address space for a picture, above what Python has taken at the start."""
-CPU_S = 2
-"""Seconds of CPU time for a picture; the kernel counts whole ones, so up to one more passes."""
+CPU_S = 2.0
+"""Seconds of CPU time for a picture, by a timer: RLIMIT_CPU counts in whole ones, and lets up to one more pass."""
 REFUSALS: tuple[type[ImageError], ...] = (UnreadableImage, UnsupportedImage, ImageTooLarge)
 TOO_LARGE = "picture needs too much memory to decode: send a smaller copy"
 READY = b"r"
@@ -70,9 +70,9 @@ def _serve(parent: socket.socket, read: Read, rule: Preprocessing, limits: Limit
     with contextlib.suppress(EOFError):
         while True:
             (length,) = LENGTH.unpack(receive(parent, LENGTH.size))
-            _allow_one_more(wall_s)
+            _allow(2 * wall_s, CPU_S)  # the parent kills after wall_s; the timer ends a child whose parent is gone
             parent.sendall(_answer(bytes(receive(parent, length)), read, rule, limits))
-            signal.setitimer(signal.ITIMER_REAL, 0)
+            _allow(0, 0)
 
 
 def _answer(data: bytes, read: Read, rule: Preprocessing, limits: Limits) -> bytes:
@@ -96,17 +96,17 @@ def _refusal(error: Exception) -> bytes:
     return ANSWER.pack(REFUSALS.index(kind), len(text), 0, 0) + text
 
 
-def _allow_one_more(wall_s: float) -> None:
-    """Time for the next picture. The parent kills after wall_s; the timer ends a child whose parent is gone."""
-    signal.setitimer(signal.ITIMER_REAL, 2 * wall_s)
-    _limit(resource.RLIMIT_CPU, int(time.process_time()) + 1 + CPU_S)
+def _allow(wall_s: float, cpu_s: float) -> None:
+    """This process ends after so many seconds, by the clock or of its own work; 0: never."""
+    signal.setitimer(signal.ITIMER_REAL, wall_s)
+    signal.setitimer(signal.ITIMER_PROF, cpu_s)
 
 
 def _confine() -> None:
     """From here on: little memory, few files, no core dumps, nothing on stderr; only the parent ends this process."""
     for stop in (signal.SIGINT, signal.SIGTERM):  # they may be sent to the whole group, and the parent has pictures
         signal.signal(stop, signal.SIG_IGN)
-    for ends in (signal.SIGXCPU, signal.SIGALRM):
+    for ends in (signal.SIGPROF, signal.SIGALRM):
         signal.signal(ends, signal.SIG_DFL)
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     with contextlib.suppress(OSError):  # some containers refuse it

@@ -1,7 +1,7 @@
 """One job from where it stands to its end, chunk by chunk.
 
-A chunk is read and decoded while the one before it is embedded. Its items, its failed entries and the job's position
-are one transaction under the claim's fence: a kill at any moment costs a chunk's work, and no entry is doubled or lost.
+A chunk's items, its failed entries and the job's position are one transaction under the claim's fence: a kill at any
+moment costs a chunk's work, and no entry is doubled or lost.
 """
 
 import logging
@@ -12,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from hashlib import sha256
 from itertools import islice
 
 from sqlalchemy import Connection
@@ -21,29 +20,23 @@ from roadmatch.embedding import Encoder
 from roadmatch.errors import (
     GalleryChanged,
     GalleryNotFound,
-    ImageError,
     LeaseLost,
     StorageFull,
     StoreUnavailable,
-    code_of,
 )
 from roadmatch.gallery import galleries, items
 from roadmatch.gallery.galleries import Gallery, Keep
-from roadmatch.gallery.items import GalleryStore, Item, NewImage, Outcome, Put, Wanted, spelt
+from roadmatch.gallery.items import GalleryStore, Outcome, Put, Wanted
 from roadmatch.gallery.pictures import Pictures, pictures_of_write
 from roadmatch.jobs import queue
-from roadmatch.jobs.decoding import Decoded, Decoders
+from roadmatch.jobs.chunks import Chunk, chunks
+from roadmatch.jobs.decoding import Decoders
 from roadmatch.jobs.queue import Claim, Failure, Job, Kind, Progress, State
-from roadmatch.jobs.sources import Entry, EntryFailed, Places, SourceError, counted, entries
+from roadmatch.jobs.sources import Entry, Places, SourceError, counted, entries
 from roadmatch.jobs.uploads import FolderUploads, Uploads
-from roadmatch.scoring import Vector
 
 log = logging.getLogger("roadmatch.jobs")
 
-MOST_ENTRIES, _MOST_BYTES = 64, 64_000_000
-"""Of a chunk: what is in memory of a job, and what a kill costs."""
-_MOST_UNCHANGED = 1_000
-"""Entries of a chunk that were only looked at: what is looked at again after a kill, some tenths of a second."""
 _DELETED_AT_ONCE = 500
 _SLICE_S = 5.0
 """So long a job goes on before it makes room for one that has had less."""
@@ -131,8 +124,8 @@ class Runner:
     def _work(self, claim: Claim, alive: "_Alive", slice_s: float) -> tuple[State, str | None]:
         try:
             gallery = _gallery_of(self, claim.job)
-            chunks = self._deletions if claim.job.kind is Kind.DELETE else self._imports
-            with closing(chunks(claim, gallery)) as committed:
+            work = self._deletions if claim.job.kind is Kind.DELETE else self._imports
+            with closing(work(claim, gallery)) as committed:
                 return self._until_end(claim, alive, committed, slice_s)
         except (GalleryNotFound, GalleryChanged, SourceError) as error:
             return State.FAILED, str(error)
@@ -164,6 +157,7 @@ class Runner:
 
     def _imports(self, claim: Claim, gallery: Gallery) -> Generator[Job, None, None]:
         encoder, at = self.encoders[gallery.bundle], claim.job.position
+        held = partial(items.get_many, self.store, gallery)
         if claim.job.total is None:
             total = counted(claim.job.source, self.places)
             if total is not None:
@@ -171,13 +165,10 @@ class Runner:
         with (
             entries(claim.job.source, self.places, at) as found,
             self.decoders(encoder) as decoders,
-            ThreadPoolExecutor(1, "decoding") as ahead,
+            chunks(found, decoders, held, keeps_files=gallery.keep is Keep.ORIGINAL) as ready,
             ThreadPoolExecutor(self.cpus, "embedding") as embedding,
         ):
-            read = _Reader(self, gallery, found, decoders)
-            coming = ahead.submit(read.next_chunk)
-            while (chunk := coming.result()) is not None:
-                coming = ahead.submit(read.next_chunk)
+            for chunk in ready:
                 with pictures_of_write(self.store.blobs, self.store.trace) as pictures:
                     if gallery.keep is Keep.ORIGINAL:
                         pictures.begin(one.data for one in chunk.decoded)
@@ -205,88 +196,6 @@ class Runner:
             else:
                 self.trace("chunk_committed")
                 return job
-
-
-@dataclass(frozen=True, eq=False)
-class _Picture:
-    """An entry whose picture was decoded."""
-
-    entry: Entry
-    data: bytes
-    sha256: str
-    decoded: Decoded
-
-    def wanted(self, vector: Vector, b: float) -> Wanted:
-        image = NewImage(
-            self.data, self.sha256, self.decoded.format, self.decoded.width, self.decoded.height, vector, b
-        )
-        return Wanted(self.entry.item_id, self.entry.label, self.entry.metadata, [image])
-
-
-@dataclass(frozen=True, eq=False)
-class _Chunk:
-    """Entries in a row: decoded ones to be embedded, and what needs no embedding."""
-
-    decoded: list[_Picture]
-    unchanged: int
-    failures: list[Failure]
-
-
-@dataclass(eq=False)
-class _Reader:
-    """Takes entries, chunk by chunk: their bytes, what is unchanged of them, and the pixels of the rest."""
-
-    runner: Runner
-    gallery: Gallery
-    found: Iterator[Entry | Failure]
-    decoders: Decoders
-
-    def next_chunk(self) -> _Chunk | None:
-        """None behind the last entry. The unchanged make no chunks of 64: a commit takes longer than their looks."""
-        unchanged = 0
-        while True:
-            taken, failures = self._read()
-            fresh = self._changed(taken)
-            unchanged += len(taken) - len(fresh)
-            if fresh or failures or not taken or unchanged >= _MOST_UNCHANGED:
-                break
-        if not (fresh or failures or unchanged):
-            return None
-        decoded = []
-        for (entry, data, digest), result in zip(fresh, self.decoders.decode([one[1] for one in fresh]), strict=True):
-            if isinstance(result, ImageError):
-                failures.append(_failure(entry, result))
-            else:
-                decoded.append(_Picture(entry, data, digest, result))
-        return _Chunk(decoded, unchanged, failures)
-
-    def _read(self) -> tuple[list[tuple[Entry, bytes, str]], list[Failure]]:
-        taken: list[tuple[Entry, bytes, str]] = []
-        failures: list[Failure] = []
-        size = 0
-        while len(taken) + len(failures) < MOST_ENTRIES and size < _MOST_BYTES:
-            entry = next(self.found, None)
-            if entry is None:
-                break
-            if isinstance(entry, Failure):
-                failures.append(entry)
-                continue
-            try:
-                data = entry.read()
-                items.check(Wanted(entry.item_id, entry.label, entry.metadata, ()))
-            except EntryFailed as error:
-                failures.append(Failure(entry.position, entry.name, error.code, str(error)))
-            except ValueError as error:
-                failures.append(Failure(entry.position, entry.name, "invalid-item", str(error)))
-            else:
-                size += len(data)
-                taken.append((entry, data, sha256(data).hexdigest()))
-        return taken, failures
-
-    def _changed(self, taken: Sequence[tuple[Entry, bytes, str]]) -> list[tuple[Entry, bytes, str]]:
-        """Those that are not in the gallery as they are."""
-        there = items.get_many(self.runner.store, self.gallery, [entry.item_id for entry, _, _ in taken])
-        return [one for one in taken if not _is_there(there.get(one[0].item_id), one[0], one[2], self.gallery.keep)]
 
 
 class _Alive:
@@ -342,7 +251,7 @@ def _put(
     gallery: Gallery,
     at: int,
     wanted: Sequence[Wanted],
-    chunk: _Chunk,
+    chunk: Chunk,
     pictures: Pictures,
 ) -> Job:
     """The chunk's one transaction. at: the job's position before it."""
@@ -388,16 +297,3 @@ def _gallery_of(runner: Runner, job: Job) -> Gallery:
             f"bundle {gallery.bundle} is not loaded by this worker: add its folder to ROADMATCH_BUNDLES"
         )
     return gallery
-
-
-def _is_there(item: Item | None, entry: Entry, digest: str, keep: Keep) -> bool:
-    return (
-        item is not None
-        and [image.sha256 for image in item.images] == [digest]
-        and (item.label, spelt(item.metadata)) == (entry.label, spelt(entry.metadata))
-        and not (keep is Keep.ORIGINAL and item.images[0].blob is None)
-    )
-
-
-def _failure(entry: Entry, error: ImageError) -> Failure:
-    return Failure(entry.position, entry.name, code_of(error), str(error))
