@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sqlalchemy import func, select, update
+from sqlalchemy import func, select, text, update
 
 from roadmatch.blobs import FolderBlobs
 from roadmatch.errors import (
@@ -685,3 +685,30 @@ def test_a_write_that_fails_leaves_none_of_the_pictures_that_were_begun_ahead(
     with pytest.raises(StorageFull):
         write()
     assert counts(store)["items"] == blob_count(store) == 0
+
+
+def test_a_look_at_a_few_items_reads_their_images_alone_also_by_a_plan_made_for_an_empty_gallery(
+    postgres_url: str, tmp_path: Path, make_image: MakeImage
+) -> None:
+    store = GalleryStore(open_database(postgres_url), FolderBlobs(tmp_path / "blobs"))
+    gallery = galleries.create(store.database, "birds", bundle="b", rule="max_f1", keep=Keep.NONE)
+    wanted = [Wanted(f"b{number}", None, {}, [make_image(number)]) for number in range(400)]
+    few = [one.item_id for one in wanted[:8]]
+    for _ in range(
+        12
+    ):  # from the fifth time on psycopg prepares a statement; from the tenth on PostgreSQL keeps its plan
+        assert items.get_many(store, gallery, few) == {}
+    items.put_many(store, gallery, wanted, lambda *_: None)
+    before = images_read(store)
+    assert len(items.get_many(store, gallery, few)) == len(few)
+    assert len(few) <= images_read(store) - before <= 2 * len(few)
+    store.database.close()
+
+
+def images_read(store: GalleryStore) -> int:
+    """How many rows of images PostgreSQL has read so far."""
+    rows = "SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = 'images'"
+    with store.database.read() as connection:
+        connection.execute(text("SELECT pg_stat_force_next_flush()"))
+    with store.database.read() as connection:
+        return int(connection.execute(text(rows)).scalar_one())

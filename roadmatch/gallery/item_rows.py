@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from sqlalchemy import Connection, Row, Select, bindparam, delete, func, insert, select, update
+from sqlalchemy import BindParameter, Connection, Row, Select, bindparam, delete, func, insert, select, update
 
 from roadmatch.gallery.galleries import Keep
 from roadmatch.store import log
@@ -206,9 +206,10 @@ def _with_images(page: Select[Any]) -> Select[Any]:
 _one_item = _with_images(
     select(items).where(items.c.gallery_id == bindparam("gallery"), items.c.id == bindparam("item"))
 )
-_some_items = _with_images(
-    select(items).where(items.c.gallery_id == bindparam("gallery"), items.c.id.in_(bindparam("ids", expanding=True)))
-)
+_ids: BindParameter[Sequence[str]] = bindparam("ids", expanding=True)
+_some_items = _with_images(select(items).where(items.c.gallery_id == bindparam("gallery"), items.c.id.in_(_ids))).where(
+    images.c.item_id.in_(_ids)
+)  # said twice: planned while a gallery is new, PostgreSQL reads all images of it
 _one_image = select(images).where(images.c.gallery_id == bindparam("gallery"), images.c.id == bindparam("image"))
 _delete_items = delete(items).where(
     items.c.gallery_id == bindparam("gallery"), items.c.id.in_(bindparam("ids", expanding=True))
