@@ -22,8 +22,9 @@ from roadmatch.scoring import Vector
 
 MOST_ENTRIES, _MOST_BYTES = 64, 64_000_000
 """Of a chunk: what a kill costs."""
-_MOST_AHEAD, _MOST_AHEAD_BYTES = 2_000, 64_000_000
-"""Entries of the chunks that wait, and their bytes, files and pixels; what is larger waits alone."""
+_MOST_AHEAD, _MOST_AHEAD_BYTES = 2_000, 32_000_000
+"""Entries of the chunks that wait, and their bytes, files and pixels: read anew by whoever has the job next, where it
+changes hands. A chunk that is larger waits alone."""
 _MOST_UNCHANGED = 1_000
 """Entries of a chunk that were only looked at: what is looked at again after a kill, some tenths of a second."""
 
