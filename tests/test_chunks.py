@@ -145,6 +145,23 @@ def test_leaving_early_leaves_no_thread(decoders: Decoders) -> None:
     assert not [thread for thread in threading.enumerate() if thread.name.startswith("reading")]
 
 
+def test_leaving_does_not_wait_for_the_rest_of_a_chunk(decoders: Decoders, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chunks, "MOST_ENTRIES", 1_000)
+    begun, go_on = threading.Event(), threading.Event()
+    source = endless()
+
+    def entries() -> Iterator[Entry | Failure]:
+        for entry in source:
+            yield entry
+            begun.set()
+            go_on.wait(PATIENCE_S)
+
+    with chunks.chunks(entries(), decoders, nothing, keeps_files=True):
+        begun.wait(PATIENCE_S)
+        threading.Timer(0.5, go_on.set).start()
+    assert source.taken <= 2
+
+
 @pytest.mark.parametrize("error", [SourceError("the archive is cut off"), RuntimeError("a mistake")])
 def test_what_ends_reading_is_raised_behind_what_was_read(decoders: Decoders, error: Exception) -> None:
     files: list[bytes | Exception] = [picture(0, side=32), picture(1, side=32), error]

@@ -101,7 +101,8 @@ def chunks(
     held: asked about each chunk for what is unchanged in it, on another thread. keeps_files: an item whose file is not
     kept counts as changed. The iterator raises what reading and `held` raise, and what Decoders.decode does.
     """
-    ahead = _Ahead(_Reader(found, decoders, held, keeps_files))
+    closed = threading.Event()
+    ahead = _Ahead(_Reader(found, decoders, held, keeps_files, closed), closed)
     with ThreadPoolExecutor(1, "reading") as thread:
         reading = thread.submit(ahead.read)
         try:
@@ -113,11 +114,11 @@ def chunks(
 class _Ahead:
     """The chunks that wait, between the thread that reads and the one that embeds."""
 
-    def __init__(self, reader: "_Reader") -> None:
+    def __init__(self, reader: "_Reader", closed: threading.Event) -> None:
         self._reader = reader
+        self._closed = closed
         self._waiting: deque[_Begun | None] = deque()
         self._entries = self._bytes = 0
-        self._closed = False
         self._moved = threading.Condition()
 
     def read(self) -> None:
@@ -138,9 +139,9 @@ class _Ahead:
         raise_its_error()
 
     def close(self) -> None:
-        """Read no more."""
+        """Read no more, also not the rest of a chunk: fetched pictures may be long in coming."""
+        self._closed.set()
         with self._moved:
-            self._closed = True
             self._moved.notify_all()
 
     def _put(self, chunk: _Begun) -> bool:
@@ -150,10 +151,10 @@ class _Ahead:
             self._bytes += chunk.bytes
             self._moved.notify_all()
             self._moved.wait_for(self._has_room)
-            return not self._closed
+            return not self._closed.is_set()
 
     def _has_room(self) -> bool:
-        return self._closed or (self._entries < _MOST_AHEAD and self._bytes < _MOST_AHEAD_BYTES)
+        return self._closed.is_set() or (self._entries < _MOST_AHEAD and self._bytes < _MOST_AHEAD_BYTES)
 
     def _take(self) -> _Begun | None:
         with self._moved:
@@ -174,6 +175,7 @@ class _Reader:
     decoders: Decoders
     held: Held
     keeps_files: bool
+    closed: threading.Event
 
     def next_chunk(self) -> _Begun | None:
         """None behind the last entry. The unchanged make no chunks of 64: a commit takes longer than their looks."""
@@ -194,7 +196,7 @@ class _Reader:
         taken: list[_File] = []
         failures: list[Failure] = []
         size = 0
-        while len(taken) + len(failures) < MOST_ENTRIES and size < _MOST_BYTES:
+        while len(taken) + len(failures) < MOST_ENTRIES and size < _MOST_BYTES and not self.closed.is_set():
             entry = next(self.found, None)
             if entry is None:
                 break
