@@ -65,7 +65,9 @@ def throughput(folder: Path, bundle_folder: Path, images: int, rounds: int) -> t
     return [at_least(name, figures["ratio"], 0.85)], figures
 
 
-def two_workers(folder: Path, bundle_folder: Path, images: int, rounds: int) -> tuple[list[Figures], Figures]:
+def two_workers(
+    folder: Path, bundle_folder: Path, images: int, rounds: int, url: str = ""
+) -> tuple[list[Figures], Figures]:
     """`python -m worker` with one thread each: one with one job of so many images, two with two jobs.
 
     A worker decodes in a child while it embeds, so one of them takes more than a core where there is more, and leaves a
@@ -75,7 +77,7 @@ def two_workers(folder: Path, bundle_folder: Path, images: int, rounds: int) -> 
     archives = [archive_of_photographs(number * images, images) for number in range(2)]
     bare_form = _bare(bundle_folder, 1)
     measured = []
-    with sides(bare_form, bare_form) as bare, place(folder / "data", bundle_folder) as at:
+    with sides(bare_form, bare_form) as bare, place(folder / "data", bundle_folder, url) as at:
         for number in range(rounds):
             alone, held, left, right, both = (at.gallery(f"round{number}-{n}") for n in range(5))
             one = {

@@ -33,6 +33,7 @@ class Place:
     data: Path
     bundle: Path
     database: Database
+    url: str
 
     def gallery(self, name: str, keep: Keep = Keep.ORIGINAL) -> Gallery:
         """A new one of the bundle."""
@@ -92,17 +93,18 @@ class Span:
 
 
 @contextmanager
-def place(data: Path, bundle_folder: Path) -> Iterator[Place]:
-    """An opened data folder, made if it is not there."""
+def place(data: Path, bundle_folder: Path, url: str = "") -> Iterator[Place]:
+    """An opened data folder, made if it is not there. url: of its database; empty: SQLite in the folder."""
     data.mkdir(parents=True, exist_ok=True)
-    with closing(open_database(f"sqlite:///{data / 'roadmatch.db'}")) as database:
-        yield Place(data, bundle_folder, database)
+    url = url or f"sqlite:///{(data / 'roadmatch.db').absolute()}"
+    with closing(open_database(url)) as database:
+        yield Place(data, bundle_folder, database, url)
 
 
 @contextmanager
 def workers(at: Place, count: int, cpus: int, command: Sequence[str] = ()) -> Iterator[list[int]]:
     """So many `python -m worker` with so many threads each -> their process ids. command: what starts them."""
-    settings = {"DATA": at.data, "BUNDLES": at.bundle, "CPUS": cpus}
+    settings = {"DATA": at.data, "DATABASE": at.url, "BUNDLES": at.bundle, "CPUS": cpus}
     environment = environment_of_a_child() | {f"ROADMATCH_{name}": str(value) for name, value in settings.items()}
     arguments = [*command, sys.executable, "-m", "worker"]
     processes = [subprocess.Popen(arguments, env=environment) for _ in range(count)]

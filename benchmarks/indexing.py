@@ -26,7 +26,10 @@ _PACKAGES = ("faiss-cpu", "numpy", "openvino", "pillow", "sqlalchemy")
 
 @dataclass(frozen=True)
 class Effort:
-    """How much is measured. images: of the imports whose pictures are embedded; files: of the one that is unchanged."""
+    """How much is measured. images: of the imports whose pictures are embedded; files: of the one that is unchanged.
+
+    database: URL for the parts that need no service; empty: SQLite.
+    """
 
     images: int = 5_000
     rounds: int = 2
@@ -35,6 +38,7 @@ class Effort:
     archive_bytes: int = 2_000_000_000
     files: int = 100_000
     rows: int = 100
+    database: str = ""
 
 
 QUICK = Effort(images=16, rounds=1, items=100, searches=20, archive_bytes=40_000_000, files=300, rows=4)
@@ -42,13 +46,15 @@ QUICK = Effort(images=16, rounds=1, items=100, searches=20, archive_bytes=40_000
 Part = Callable[[Path, Path, Effort], tuple[list[Figures], Figures]]
 PARTS: dict[str, Part] = {
     "throughput": lambda at, bundle, effort: import_speed.throughput(at, bundle, effort.images, effort.rounds),
-    "workers": lambda at, bundle, effort: import_speed.two_workers(at, bundle, effort.images // 4, effort.rounds),
+    "workers": lambda at, bundle, effort: import_speed.two_workers(
+        at, bundle, effort.images // 4, effort.rounds, effort.database
+    ),
     "searches": lambda at, bundle, effort: import_speed.searches(
         at, bundle, effort.images, effort.items, effort.searches
     ),
-    "memory": lambda at, bundle, effort: upkeep.memory(at, bundle, effort.archive_bytes),
-    "unchanged": lambda at, bundle, effort: upkeep.unchanged(at, bundle, effort.files),
-    "rows": lambda at, bundle, effort: upkeep.rows(at, bundle, effort.rows),
+    "memory": lambda at, bundle, effort: upkeep.memory(at, bundle, effort.archive_bytes, effort.database),
+    "unchanged": lambda at, bundle, effort: upkeep.unchanged(at, bundle, effort.files, effort.database),
+    "rows": lambda at, bundle, effort: upkeep.rows(at, bundle, effort.rows, effort.database),
 }
 
 
@@ -61,6 +67,7 @@ def main() -> None:
     parser.add_argument("--images", type=int, help="pictures of an import")
     parser.add_argument("--files", type=int, help="entries of the import that changes nothing")
     parser.add_argument("--archive-mb", type=int, help="size of the archive whose import's memory is looked at")
+    parser.add_argument("--database", default="", help="URL of an empty PostgreSQL for the parts without a service")
     chosen = parser.parse_args()
     names = chosen.only.split(",")
     if unknown := set(names) - PARTS.keys():
@@ -71,6 +78,7 @@ def main() -> None:
         images=chosen.images or effort.images,
         files=chosen.files or effort.files,
         archive_bytes=(chosen.archive_mb or 0) * 1_000_000 or effort.archive_bytes,
+        database=chosen.database,
     )
     print(json.dumps(measure(names, chosen.bundle, effort), indent=2))
 
@@ -83,7 +91,7 @@ def measure(names: list[str], bundle_folder: Path, effort: Effort) -> Figures:
         with tempfile.TemporaryDirectory(prefix="roadmatch-bench-") as folder:
             of_part, figures[name] = PARTS[name](Path(folder), bundle_folder.absolute(), effort)
         bars += of_part
-    return {"bars": bars, "machine": _machine(), **figures}
+    return {"bars": bars, "machine": _machine(), "database": effort.database.partition(":")[0] or "sqlite", **figures}
 
 
 def _machine() -> Figures:

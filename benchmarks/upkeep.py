@@ -28,10 +28,10 @@ _OWN = ("items", "images", "embeddings", "changes")
 """Tables that have a row for each image; the others must not."""
 
 
-def memory(folder: Path, bundle_folder: Path, archive_bytes: int) -> tuple[list[Figures], Figures]:
+def memory(folder: Path, bundle_folder: Path, archive_bytes: int, url: str = "") -> tuple[list[Figures], Figures]:
     """A worker with all cores, and the children in which it decodes, from the job's start to its end."""
     archive = archive_of_large_ones(archive_bytes)
-    with place(folder / "data", bundle_folder) as at, workers(at, 1, cpus=0) as (worker,):
+    with place(folder / "data", bundle_folder, url) as at, workers(at, 1, cpus=0) as (worker,):
         job = at.queued(at.gallery("large"), archive)
         footprint = Footprint(worker)
         span = at.followed([job], footprint.look)
@@ -56,10 +56,10 @@ def memory(folder: Path, bundle_folder: Path, archive_bytes: int) -> tuple[list[
     ], figures
 
 
-def unchanged(folder: Path, bundle_folder: Path, files: int) -> tuple[list[Figures], Figures]:
+def unchanged(folder: Path, bundle_folder: Path, files: int, url: str = "") -> tuple[list[Figures], Figures]:
     """A zip of small files that the gallery holds already; their embeddings are made up, and nobody looks at them."""
     archive = archive_of_small_ones(files)
-    with place(folder / "data", bundle_folder) as at:
+    with place(folder / "data", bundle_folder, url) as at:
         gallery = at.gallery("small", Keep.NONE)
         started = time.perf_counter()
         _fill(at, gallery, files)
@@ -79,9 +79,9 @@ def unchanged(folder: Path, bundle_folder: Path, files: int) -> tuple[list[Figur
     return [at_least(f"import of a zip of {files} unchanged files: entries/s", span.per_s, 5_000)], figures
 
 
-def rows(folder: Path, bundle_folder: Path, images: int) -> tuple[list[Figures], Figures]:
+def rows(folder: Path, bundle_folder: Path, images: int, url: str = "") -> tuple[list[Figures], Figures]:
     """Rows that come into all tables with imports of n and of 2 n images, each into a gallery of its own."""
-    with place(folder / "data", bundle_folder) as at, workers(at, 1, cpus=0):
+    with place(folder / "data", bundle_folder, url) as at, workers(at, 1, cpus=0):
         counts = [_rows(at)]
         for count in (images, 2 * images):
             at.followed([at.queued(at.gallery(f"rows{count}"), archive_of_photographs(0, count))])

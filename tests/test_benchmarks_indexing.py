@@ -81,8 +81,8 @@ def test_a_course_is_told_by_its_peak_its_growth_and_the_slope_of_its_second_hal
 
 
 @pytest.mark.faults
-def test_an_import_that_changes_nothing_is_measured(tmp_path: Path) -> None:
-    (bar,), figures = unchanged(tmp_path, default_bundle_folder(), 70)
+def test_an_import_that_changes_nothing_is_measured_on_either_database(tmp_path: Path, database_url: str) -> None:
+    (bar,), figures = unchanged(tmp_path, default_bundle_folder(), 70, database_url)
     assert bar["bar"] == ">= 5000"
     assert figures["per_s"] == pytest.approx(70 / figures["seconds"])
 
@@ -111,7 +111,7 @@ def test_the_benchmark_of_imports_prints_its_bars_and_nothing_else() -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
-    assert figures.keys() == {"bars", "machine", *PARTS}
+    assert figures.keys() == {"bars", "machine", "database", *PARTS}
     for bar in figures["bars"]:
         sign, limit = bar["bar"].split()
         assert bar["holds"] == (bar["value"] <= float(limit) if sign == "<=" else bar["value"] >= float(limit))
