@@ -57,6 +57,8 @@ PARTS: dict[str, Part] = {
     "rows": lambda at, bundle, effort: upkeep.rows(at, bundle, effort.rows, effort.database),
 }
 
+_WITH_SERVICE = {"throughput", "searches"}
+
 
 def main() -> None:
     """Measure what is asked for, print it."""
@@ -72,6 +74,8 @@ def main() -> None:
     names = chosen.only.split(",")
     if unknown := set(names) - PARTS.keys():
         parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if chosen.database and (served := set(names) & _WITH_SERVICE):
+        parser.error(f"{', '.join(sorted(served))} run on SQLite: choose others by --only")
     effort = QUICK if chosen.quick else Effort()
     effort = replace(
         effort,

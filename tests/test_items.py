@@ -694,9 +694,7 @@ def test_a_look_at_a_few_items_reads_their_images_alone_also_by_a_plan_made_for_
     gallery = galleries.create(store.database, "birds", bundle="b", rule="max_f1", keep=Keep.NONE)
     wanted = [Wanted(f"b{number}", None, {}, [make_image(number)]) for number in range(400)]
     few = [one.item_id for one in wanted[:8]]
-    for _ in range(
-        12
-    ):  # from the fifth time on psycopg prepares a statement; from the tenth on PostgreSQL keeps its plan
+    for _ in range(12):  # psycopg prepares a statement after five times, and after ten PostgreSQL keeps its plan
         assert items.get_many(store, gallery, few) == {}
     items.put_many(store, gallery, wanted, lambda *_: None)
     before = images_read(store)

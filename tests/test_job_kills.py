@@ -311,7 +311,7 @@ def kill_children(place: Place, every_s: float, rng: random.Random) -> int:
 def test_a_job_does_not_notice_that_its_decoding_children_are_killed(
     bundle: Path, tmp_path: Path, sqlite_url: str
 ) -> None:
-    with place_of(tmp_path, bundle, sqlite_url, IMPORT, cpus=2) as place:
+    with place_of(tmp_path, bundle, sqlite_url, 3 * IMPORT, cpus=2) as place:
         killed = kill_children(place, 0.8, random.Random(SEED))
     print(f"{killed} children killed")
     assert killed >= 5

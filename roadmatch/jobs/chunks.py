@@ -1,7 +1,7 @@
 """A job's entries in chunks, read and decoded ahead of who embeds them.
 
-The chunks come in the order of their entries, and a picture that a decoder is long at holds up its own chunk alone: the
-other decoders go on with those behind it, and who embeds lives on what waits, as far as that may fill memory.
+The chunks come in the order of their entries. While one decoder is long at a picture, the others go on with those
+behind it, and who embeds has the chunks before it: as many as fit into the memory that may wait.
 """
 
 import threading
@@ -23,8 +23,8 @@ from roadmatch.scoring import Vector
 MOST_ENTRIES, _MOST_BYTES = 64, 64_000_000
 """Of a chunk: what a kill costs."""
 _MOST_AHEAD, _MOST_AHEAD_BYTES = 2_000, 32_000_000
-"""Entries of the chunks that wait, and their bytes, files and pixels: read anew by whoever has the job next, where it
-changes hands. A chunk that is larger waits alone."""
+"""Another chunk is read while less than this waits, entries and bytes of files and pixels. Where a job changes hands,
+whoever has it next reads them anew."""
 _MOST_UNCHANGED = 1_000
 """Entries of a chunk that were only looked at: what is looked at again after a kill, some tenths of a second."""
 
@@ -96,7 +96,7 @@ class _Begun:
 def chunks(
     found: Iterator[Entry | Failure], decoders: Decoders, held: Held, *, keeps_files: bool
 ) -> Iterator[Iterator[Chunk]]:
-    """The chunks of what is found; after the block no thread is at work on them.
+    """The chunks of what is found; after the block nothing more is read, but decoders finish what they were given.
 
     held: asked about each chunk for what is unchanged in it, on another thread. keeps_files: an item whose file is not
     kept counts as changed. The iterator raises what reading and `held` raise, and what Decoders.decode does.
@@ -104,9 +104,8 @@ def chunks(
     closed = threading.Event()
     ahead = _Ahead(_Reader(found, decoders, held, keeps_files, closed), closed)
     with ThreadPoolExecutor(1, "reading") as thread:
-        reading = thread.submit(ahead.read)
         try:
-            yield ahead.finished(reading.result)
+            yield ahead.finished(thread.submit(ahead.read).result)
         finally:
             ahead.close()
 

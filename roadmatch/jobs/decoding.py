@@ -1,7 +1,7 @@
 """Pictures' bytes -> pixels, in child processes that a picture may end without harm to anything else.
 
 A decoder is C code that reads strangers' files. roadmatch.images refuses what is known to be costly; this is the wall
-behind it: 2 GB of memory, 2 s of CPU and 10 s of time for a picture, and what goes beyond ends one child, no worker.
+behind it: 2 GB of memory, 2.5 s of CPU and 10 s of time for a picture, and what goes beyond ends one child, no worker.
 
 pebble 5.2.3 does most of this and was not taken: a child that dies between two pictures ends its pool for good, its
 children import the parent's main module, and it unpickles what a decoder sends. Measured on two cores, 64 JPEGs of

@@ -24,7 +24,7 @@ from roadmatch.images import Limits, Picture, Preprocessing, read_pixels
 
 MEMORY = 2_000_000_000
 """Bytes of address space for a picture, above what Python has taken at the start."""
-CPU_S = 2.0
+CPU_S = 2.5
 """Seconds of CPU time for a picture, by a timer: RLIMIT_CPU counts in whole ones, and lets up to one more pass."""
 REFUSALS: tuple[type[ImageError], ...] = (UnreadableImage, UnsupportedImage, ImageTooLarge)
 TOO_LARGE = "picture needs too much memory to decode: send a smaller copy"

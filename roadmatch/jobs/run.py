@@ -131,10 +131,10 @@ class Runner:
             return State.FAILED, str(error)
 
     def _until_end(
-        self, claim: Claim, alive: "_Alive", chunks: Iterator[Job], slice_s: float
+        self, claim: Claim, alive: "_Alive", committed: Iterator[Job], slice_s: float
     ) -> tuple[State, str | None]:
         started = time.monotonic()
-        for job in chunks:
+        for job in committed:
             alive.moved = time.monotonic()
             if job.cancel or alive.cancel.is_set():
                 return State.CANCELLED, None
