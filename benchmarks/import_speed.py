@@ -14,6 +14,7 @@ from app.client import Client
 from app.job_commands import load_of
 from benchmarks.archives import archive_of_photographs
 from benchmarks.bars import Figures, at_least, at_most
+from benchmarks.heavy import heavy_bundle
 from benchmarks.importing import Place, place, workers
 from benchmarks.load import Connection, latencies_s, search_request
 from benchmarks.pictures import query_pictures
@@ -70,11 +71,12 @@ def two_workers(
 ) -> tuple[list[Figures], Figures]:
     """`python -m worker` with one thread each: one with one job of so many images, two with two jobs.
 
-    A worker decodes in a child while it embeds, so one of them takes more than a core where there is more, and leaves a
-    second one little. How well workers share a machine shows beside one that is held to a core; bare processes show
-    what the machine can.
+    A worker decodes in a child while it embeds. With the default bundle that is as much work again, so one worker takes
+    both of two cores and leaves a second one little; how well workers share a machine shows beside one that is held to
+    a core, and with a bundle whose embedding is the work. Bare processes show what the machine can.
     """
-    archives = [archive_of_photographs(number * images, images) for number in range(2)]
+    heavy = _two_with_much_to_embed(folder, images // 4, rounds, url)
+    archives = _two_archives(images)
     bare_form = _bare(bundle_folder, 1)
     measured = []
     with sides(bare_form, bare_form) as bare, place(folder / "data", bundle_folder, url) as at:
@@ -95,12 +97,34 @@ def two_workers(
         "ratio_to_one_on_one_core": best["two"] / best["one_on_one_core"],
         "ratio_of_bare_processes": best["two_processes"] / best["one_process"],
         "per_s": measured,
+        "heavy": heavy,
     }
     bars = [
         at_least("two workers / one, one engine thread each", figures["ratio"], 1.8),
+        at_least("two workers / one, one engine thread each, ResNet-50", heavy["ratio"], 1.8),
         at_least("two workers / one that is held to one core", figures["ratio_to_one_on_one_core"], 1.8),
     ]
     return bars, figures
+
+
+def _two_with_much_to_embed(folder: Path, images: int, rounds: int, url: str) -> Figures:
+    archives = _two_archives(images)
+    measured = []
+    with place(folder / "heavy", heavy_bundle(folder / "bundle"), url) as at:
+        for number in range(rounds):
+            alone, left, right = (at.gallery(f"heavy{number}-{n}") for n in range(3))
+            measured.append(
+                {
+                    "one": _worked(at, 1, [at.queued(alone, archives[0])]),
+                    "two": _worked(at, 2, list(map(at.queued, (left, right), archives))),
+                }
+            )
+    best = _best(measured)
+    return {"images_of_a_job": images, "ratio": best["two"] / best["one"], "per_s": measured}
+
+
+def _two_archives(images: int) -> list[Path]:
+    return [archive_of_photographs(number * images, images) for number in range(2)]
 
 
 def searches(folder: Path, bundle_folder: Path, images: int, items: int, count: int) -> tuple[list[Figures], Figures]:

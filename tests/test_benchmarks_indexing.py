@@ -119,6 +119,7 @@ def test_the_benchmark_of_imports_prints_its_bars_and_nothing_else() -> None:
         ">= 0.85",
         ">= 1.8",
         ">= 1.8",
+        ">= 1.8",
         "<= 3",
         "<= 700",
         "<= 35",
