@@ -10,7 +10,7 @@ demo: $(SERVE)/.installed  ## photographs in, verdicts out; PHOTOS=/a/folder for
 	$(SERVE)/bin/python -m demo $(if $(PHOTOS),--photos "$(PHOTOS)") $(if $(DEMO_EXIT),--exit)
 
 test: $(DEV)/.installed  ## all tests, PostgreSQL among them
-	$(DEV)/bin/python -m pytest -m "not faults" -n 2 --dist loadfile
+	$(DEV)/bin/python -m pytest -m "not faults" -n 2 --dist loadfile --no-loadscope-reorder
 
 check: $(DEV)/.installed  ## ruff, mypy strict, import contracts
 	$(DEV)/bin/ruff check .
