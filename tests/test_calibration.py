@@ -548,8 +548,9 @@ def agree(stated: Rate, seen: Rate) -> bool:
 
 @pytest.fixture(scope="module")
 def halvings() -> list[Halving]:
-    """Cheap enough for every run: half a minute on two cores."""
-    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+    """Cheap enough for every run: half a minute on two cores, if numpy's threads do not wait for each other there."""
+    with pytest.MonkeyPatch.context() as patch, ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        patch.setenv("OPENBLAS_NUM_THREADS", "1")
         return list(pool.map(Halving, range(HALVINGS), chunksize=10))
 
 
