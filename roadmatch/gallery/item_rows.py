@@ -207,9 +207,10 @@ _one_item = _with_images(
     select(items).where(items.c.gallery_id == bindparam("gallery"), items.c.id == bindparam("item"))
 )
 _ids: BindParameter[Sequence[str]] = bindparam("ids", expanding=True)
+# The ids are said of both tables: planned while a gallery is new, PostgreSQL would read all images of it.
 _some_items = _with_images(select(items).where(items.c.gallery_id == bindparam("gallery"), items.c.id.in_(_ids))).where(
     images.c.item_id.in_(_ids)
-)  # said twice: planned while a gallery is new, PostgreSQL reads all images of it
+)
 _one_image = select(images).where(images.c.gallery_id == bindparam("gallery"), images.c.id == bindparam("image"))
 _delete_items = delete(items).where(
     items.c.gallery_id == bindparam("gallery"), items.c.id.in_(bindparam("ids", expanding=True))
