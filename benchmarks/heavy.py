@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import numpy as np
 import torch
 
+from benchmarks.running import unit_vectors
 from roadmatch import bundle as bundles
 from roadmatch.bundle import EMBEDDER, default_bundle_folder
 from roadmatch.embedding.network import EmbeddingNetwork, build_backbone
@@ -21,8 +21,7 @@ def heavy_bundle(folder: Path) -> Path:
     manifest = like.manifest
     torch.manual_seed(0)
     network = EmbeddingNetwork(build_backbone(ARCHITECTURE), manifest.mean, manifest.std).eval()
-    background = np.random.default_rng(0).standard_normal((_BACKGROUND, DIMENSION), dtype=np.float32)
-    background /= np.linalg.norm(background, axis=1, keepdims=True)
+    background = unit_vectors(_BACKGROUND, DIMENSION)
     draft = bundles.write(
         folder,
         name="heavy",

@@ -18,12 +18,11 @@ from benchmarks.heavy import heavy_bundle
 from benchmarks.importing import Place, place, workers
 from benchmarks.load import Connection, latencies_s, search_request
 from benchmarks.pictures import query_pictures
-from benchmarks.running import GALLERY, Running, fill, running
+from benchmarks.running import GALLERY, Running, fill, running, unit_vectors
 from benchmarks.sides import Side, sides
 from roadmatch import bundle as bundles
 from roadmatch.gallery.galleries import Keep
 from roadmatch.jobs.chunks import MOST_ENTRIES
-from roadmatch.scoring import Vector
 
 _CPUS = len(os.sched_getaffinity(0))
 _THINK_S = 0.02
@@ -81,14 +80,12 @@ def two_workers(
     measured = []
     with sides(bare_form, bare_form) as bare, place(folder / "data", bundle_folder, url) as at:
         for number in range(rounds):
-            alone, held, left, right, both = (at.gallery(f"round{number}-{n}") for n in range(5))
+            held, both = (at.gallery(f"round{number}-{name}") for name in ("held", "both"))
             one = {
-                "one": _worked(at, 1, [at.queued(alone, archives[0])]),
                 "one_on_one_core": _worked(at, 1, [at.queued(held, archives[0])], cores=1),
-                "two": _worked(at, 2, list(map(at.queued, (left, right), archives))),
                 "two_on_one_gallery": _worked(at, 2, [at.queued(both, archive) for archive in archives]),
             }
-            measured.append(one | _processes(bare, images))
+            measured.append(_one_and_two(at, f"round{number}", archives) | one | _processes(bare, images))
     best = _best(measured)
     figures: Figures = {
         "images_of_a_job": images,
@@ -109,18 +106,19 @@ def two_workers(
 
 def _two_with_much_to_embed(folder: Path, images: int, rounds: int, url: str) -> Figures:
     archives = _two_archives(images)
-    measured = []
     with place(folder / "heavy", heavy_bundle(folder / "bundle"), url) as at:
-        for number in range(rounds):
-            alone, left, right = (at.gallery(f"heavy{number}-{n}") for n in range(3))
-            measured.append(
-                {
-                    "one": _worked(at, 1, [at.queued(alone, archives[0])]),
-                    "two": _worked(at, 2, list(map(at.queued, (left, right), archives))),
-                }
-            )
+        measured = [_one_and_two(at, f"heavy{number}", archives) for number in range(rounds)]
     best = _best(measured)
     return {"images_of_a_job": images, "ratio": best["two"] / best["one"], "per_s": measured}
+
+
+def _one_and_two(at: Place, name: str, archives: Sequence[Path]) -> dict[str, float]:
+    """Images a second of a worker with a job, and of two with one each, into new galleries of such a name."""
+    alone, left, right = (at.gallery(f"{name}-{n}") for n in range(3))
+    return {
+        "one": _worked(at, 1, [at.queued(alone, archives[0])]),
+        "two": _worked(at, 2, list(map(at.queued, (left, right), archives))),
+    }
 
 
 def _two_archives(images: int) -> list[Path]:
@@ -133,7 +131,7 @@ def searches(folder: Path, bundle_folder: Path, images: int, items: int, count: 
     count: searches without the import; those during it are as many as fit.
     """
     archive, data = archive_of_photographs(0, images), folder / "data"
-    fill(data, bundle_folder, _unit_vectors(items, bundles.read(bundle_folder).manifest.dimension))
+    fill(data, bundle_folder, unit_vectors(items, bundles.read(bundle_folder).manifest.dimension))
     requests = [search_request(GALLERY, picture) for picture in query_pictures().values()]
     taken: dict[str, list[float]] = {"before": [], "during": [], "after": []}
     with running(data, bundle_folder) as service, place(data, bundle_folder) as at:
@@ -211,12 +209,6 @@ def _await_self_check(service: Running, request: bytes) -> None:
 def _calibration(service: Running, request: bytes) -> str:
     with closing(Connection(service.host, service.port)) as connection:
         return str(json.loads(connection.ask(request))["calibration"])
-
-
-def _unit_vectors(count: int, dimension: int) -> Vector:
-    vectors = np.random.default_rng(0).standard_normal((count, dimension), dtype=np.float32)
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors
 
 
 def _p99(times: Sequence[float]) -> float:

@@ -36,6 +36,13 @@ class Running:
     spawned: float
 
 
+def unit_vectors(count: int, dimension: int) -> Vector:
+    """(count, dimension), the same at every call."""
+    vectors = np.random.default_rng(0).standard_normal((count, dimension), dtype=np.float32)
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors
+
+
 def fill(data: Path, bundle_folder: Path, vectors: Vector) -> None:
     """vectors (N, D), unit -> a gallery of N items of one image each in a new data folder, in one transaction.
 

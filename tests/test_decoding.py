@@ -305,7 +305,6 @@ import sys
 sys.path[:0] = [{str(tmp_path)!r}, {str(Path.cwd())!r}]
 from pathlib import Path
 from roadmatch.images import Preprocessing
-from roadmatch.jobs import decoding_child
 from roadmatch.jobs.decoding import Decoders
 decoders = Decoders({RULE}, 1, wall_s=1.5, program="failing_child")
 decoders.decode([b"nothing"])

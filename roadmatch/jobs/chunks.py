@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 
 from roadmatch.errors import ImageError, code_of
@@ -101,8 +101,7 @@ def chunks(
     held: asked about each chunk for what is unchanged in it, on another thread. keeps_files: an item whose file is not
     kept counts as changed. The iterator raises what reading and `held` raise, and what Decoders.decode does.
     """
-    closed = threading.Event()
-    ahead = _Ahead(_Reader(found, decoders, held, keeps_files, closed), closed)
+    ahead = _Ahead(_Reader(found, decoders, held, keeps_files))
     with ThreadPoolExecutor(1, "reading") as thread:
         try:
             yield ahead.finished(thread.submit(ahead.read).result)
@@ -113,9 +112,8 @@ def chunks(
 class _Ahead:
     """The chunks that wait, between the thread that reads and the one that embeds."""
 
-    def __init__(self, reader: "_Reader", closed: threading.Event) -> None:
+    def __init__(self, reader: "_Reader") -> None:
         self._reader = reader
-        self._closed = closed
         self._waiting: deque[_Begun | None] = deque()
         self._entries = self._bytes = 0
         self._moved = threading.Condition()
@@ -139,7 +137,7 @@ class _Ahead:
 
     def close(self) -> None:
         """Read no more, also not the rest of a chunk: fetched pictures may be long in coming."""
-        self._closed.set()
+        self._reader.closed.set()
         with self._moved:
             self._moved.notify_all()
 
@@ -150,10 +148,10 @@ class _Ahead:
             self._bytes += chunk.bytes
             self._moved.notify_all()
             self._moved.wait_for(self._has_room)
-            return not self._closed.is_set()
+            return not self._reader.closed.is_set()
 
     def _has_room(self) -> bool:
-        return self._closed.is_set() or (self._entries < _MOST_AHEAD and self._bytes < _MOST_AHEAD_BYTES)
+        return self._reader.closed.is_set() or (self._entries < _MOST_AHEAD and self._bytes < _MOST_AHEAD_BYTES)
 
     def _take(self) -> _Begun | None:
         with self._moved:
@@ -174,7 +172,7 @@ class _Reader:
     decoders: Decoders
     held: Held
     keeps_files: bool
-    closed: threading.Event
+    closed: threading.Event = field(default_factory=threading.Event)
 
     def next_chunk(self) -> _Begun | None:
         """None behind the last entry. The unchanged make no chunks of 64: a commit takes longer than their looks."""
